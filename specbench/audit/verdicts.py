@@ -1,0 +1,43 @@
+"""The four verdicts, and the result of the chi-squared check as it is stored and shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["PASS", "FAIL", "LOSSY", "INCONCLUSIVE"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChiSquaredVerdict:
+    """One strategy's continuations against the target's exact law, over all branch prompts together.
+
+    `reason` is one sentence. `effective_df` is what remains after pooling; `tv_upper` is the 99 % upper
+    confidence bound for the TV distance of the pooled table; `smallest_detectable_tv` is the distance
+    these `draws` would have found with probability .99 at `alpha`.
+    """
+
+    strategy: str
+    verdict: Verdict
+    reason: str
+    lossless_claimed: bool
+    dtype: str
+    temperature: float
+    top_k: int
+    prompts: int
+    draws: int
+    horizon: int
+    statistic: float | None
+    df: int | None
+    p_value: float | None
+    alpha: float
+    tv_observed: float | None
+    tv_upper: float | None
+    smallest_detectable_tv: float | None
+    out_of_support: int
+    drafted: int
+    accepted: int
+    rejections: int
+    fully_accepted: int
+    seconds: float
+    injected: str | None = None

@@ -1,0 +1,211 @@
+"""What a run leaves behind: the raw counts of METRICS.md, and what was asked for.
+
+Everything that generates text produces these; everything that judges reads them. Times are seconds on
+one monotonic clock whose zero is the start of the schedule. What was not measured is `None`, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+"""Bumped whenever the meaning of a stored field changes (CHANGELOG.md lists it first)."""
+
+GENERATE_ORDER = ("temperature", "top_k", "top_p", "min_p")
+"""The order in which transformers' `generate` applies what shapes a distribution."""
+
+Phase = Literal["prefill", "decode", "mixed"]
+Dispatch = Literal["eager", "compiled", "graph", "capture"]
+EndedBy = Literal["none", "eos", "stop", "budget"]
+FinishReason = Literal["eos", "stop", "length", "context", "error", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is to be sampled.
+
+    `temperature` 0 is the point mass on the most likely token (lowest id on ties). `top_k` 0, `top_p` 1
+    and `min_p` 0 are off. `order` is the order in which the engine applies them: engines differ.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    max_new_tokens: int = 128
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    order: tuple[str, ...] = GENERATE_ORDER
+
+    def __post_init__(self) -> None:
+        """Refuse values that have no meaning, naming the one that is wrong."""
+        checks = (
+            (self.temperature >= 0, "temperature", "0 or more"),
+            (self.top_k >= 0, "top_k", "0 (off) or more"),
+            (0 < self.top_p <= 1, "top_p", "above 0 and at most 1"),
+            (0 <= self.min_p <= 1, "min_p", "between 0 and 1"),
+            (self.max_new_tokens >= 0, "max_new_tokens", "0 or more"),
+            (sorted(self.order) == sorted(GENERATE_ORDER), "order", f"a permutation of {GENERATE_ORDER}"),
+        )
+        for holds, name, expected in checks:
+            if not holds:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt, rendered to token ids, with its own sampling and its own stream of random numbers."""
+
+    id: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    prompt_id: str = ""
+    arrival: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Requests and how they are offered.
+
+    With `concurrency` the loop is closed: that many clients each send their next request when the last
+    one finished, and a request's arrival is that moment. Without it requests arrive at their `arrival`.
+    `share_prefill` lets requests with the same prompt that are admitted together share one prefill;
+    `record_drafts` keeps draft ids and their q.
+    """
+
+    requests: tuple[Request, ...]
+    concurrency: int | None = None
+    share_prefill: bool = False
+    record_drafts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One target forward, however many requests shared it.
+
+    `forward_s` is the part of `wall_s` spent inside model forwards (target and draft); `host_s` is what
+    remains of `wall_s` after draft, verify and commit.
+    """
+
+    step: int
+    batch: int
+    tokens_in: int
+    tokens_padded: int
+    context_max: int
+    phase: Phase
+    started: float
+    wall_s: float
+    draft_s: float | None
+    verify_s: float | None
+    commit_s: float | None
+    host_s: float | None
+    forward_s: float | None
+    dispatch: Dispatch
+    kv_committed: int
+    kv_lookahead: int
+    kv_draft: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One (step, request). `accepted` is before any truncation, `emitted` after it."""
+
+    step: int
+    request: int
+    round: int
+    drafted: int
+    draft_depth: int
+    accepted: int
+    rejected: bool
+    emitted: int
+    ended_by: EndedBy
+    draft_tokens: tuple[int, ...] | None = None
+    draft_probs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request from arrival to finish. Chunk i holds `chunk_sizes[i]` of the output tokens, in order."""
+
+    request: int
+    prompt_id: str
+    prompt_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+    sampling: SamplingParams
+    arrival: float
+    first_scheduled: float | None
+    chunk_times: tuple[float, ...]
+    chunk_sizes: tuple[int, ...]
+    finished: float
+    finish_reason: FinishReason
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecord:
+    """What one strategy holds in memory; bytes, per token where the name says so."""
+
+    target_weights: int | None = None
+    draft_weights: int | None = None
+    target_kv_per_token: int | None = None
+    draft_kv_per_token: int | None = None
+    lookahead_tokens: int | None = None
+    peak_bytes: int | None = None
+    peak_source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CellKey:
+    """What a cell of the matrix is: one strategy on one workload, temperature and load."""
+
+    workload: str
+    temperature: float
+    load: str
+    strategy: str
+
+    def __str__(self) -> str:
+        """Return the name of the cell, the same string everywhere."""
+        return f"{self.workload} T={self.temperature:g} {self.load} {self.strategy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """All records of one `serve` call: a slice of one cell within one repeat.
+
+    `unit` numbers the slices of a repeat; step and request numbers are unique within one serving.
+    `duration_s` is the wall time from the start of the schedule to its last finish.
+    """
+
+    cell: CellKey
+    repeat: int
+    unit: int
+    steps: tuple[StepRecord, ...]
+    rounds: tuple[RoundRecord, ...]
+    requests: tuple[RequestRecord, ...]
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecords:
+    """Everything recorded of one cell, over all repeats."""
+
+    key: CellKey
+    servings: tuple[Serving, ...]
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
+
+
+def plain(value: Any) -> Any:
+    """Return a dataclass as plain dicts and lists, ready for JSON."""
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+
+
+def sampling_from(values: Mapping[str, Any]) -> SamplingParams:
+    """Rebuild sampling parameters from their stored form."""
+    known = {name: values[name] for name in SamplingParams.__dataclass_fields__ if name in values}
+    for name in ("stop_token_ids", "order"):
+        if name in known:
+            known[name] = tuple(known[name])
+    return SamplingParams(**known)

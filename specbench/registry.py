@@ -1,0 +1,139 @@
+"""Names to files: which strategies, policies and engines exist, found without importing any of them.
+
+A file's stem is the name users type, underscores as hyphens. A module declares a frozen dataclass
+`Options` (its `key=value` options, their types and defaults) and a function `build`. Packages elsewhere
+add names through the entry point groups `specbench.strategies`, `specbench.policies`, `specbench.engines`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench.errors import UsageError, did_you_mean
+
+KINDS = {"strategy": "strategies", "policy": "policies", "engine": "engines"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A configuration as users write it: `name:key=value,...`, kept as one string everywhere."""
+
+    name: str
+    options: Mapping[str, str]
+
+    def __str__(self) -> str:
+        """Return the string this was parsed from, options in the order given."""
+        if not self.options:
+            return self.name
+        return self.name + ":" + ",".join(f"{key}={value}" for key, value in self.options.items())
+
+
+def parse(text: str) -> Spec:
+    """Parse `name:key=value,key=value`."""
+    name, colon, rest = text.strip().partition(":")
+    options: dict[str, str] = {}
+    for part in rest.split(",") if colon else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise UsageError(
+                f"cannot read '{part}' in '{text}': expected key=value",
+                hint="write options as name:key=value,key=value, for example ngram:k=5,max=4",
+            )
+        if key in options:
+            raise UsageError(f"option '{key}' is given twice in '{text}'")
+        options[key] = value
+    if not name:
+        raise UsageError(f"'{text}' names nothing: expected name or name:key=value,...")
+    return Spec(name, options)
+
+
+def names(kind: str) -> list[str]:
+    """List the names of one kind; imports nothing."""
+    folder = Path(__file__).parent / KINDS[kind]
+    found = {path.stem.replace("_", "-") for path in folder.glob("*.py")} - {"--init--"}
+    # A module whose name starts with an underscore is shared by the others, not one of them.
+    found = {name for name in found if not name.startswith("-") and name != "base"}
+    return sorted(found | set(_entry_points(kind)))
+
+
+def _entry_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
+    points = importlib.metadata.entry_points(group=f"specbench.{KINDS[kind]}")
+    return {point.name: point for point in points}
+
+
+def module(kind: str, name: str) -> types.ModuleType:
+    """Import the module behind a name."""
+    known = names(kind)
+    if name not in known:
+        raise UsageError(
+            f"no {kind} '{name}'{did_you_mean(name, known)}",
+            hint=f"known: {', '.join(known)}",
+        )
+    external = _entry_points(kind)
+    if name in external:
+        loaded = external[name].load()
+        assert isinstance(loaded, types.ModuleType)
+        return loaded
+    return importlib.import_module(f"specbench.{KINDS[kind]}.{name.replace('-', '_')}")
+
+
+def options(kind: str, spec: Spec) -> Any:
+    """Build the `Options` of a spec, converting each value to its declared type."""
+    cls = module(kind, spec.name).Options
+    hints = typing.get_type_hints(cls)
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    for key, text in spec.options.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            listing = ", ".join(known) or "none"
+            raise UsageError(
+                f"{kind} '{spec.name}' has no option '{key}'{did_you_mean(name, known)}",
+                hint=f"its options: {listing}",
+            )
+        values[name] = _convert(kind, spec, key, text, hints[name])
+    try:
+        return cls(**values)
+    except TypeError as problem:
+        missing = [n for n, f in known.items() if _required(f) and n not in values]
+        raise UsageError(
+            f"{kind} '{spec.name}' needs {', '.join(missing) or problem}",
+            hint=f"for example {spec.name}:{','.join(f'{n}=...' for n in missing)}",
+        ) from None
+    except ValueError as problem:
+        raise UsageError(f"{kind} '{spec}': {problem}") from None
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _convert(kind: str, spec: Spec, key: str, text: str, hint: Any) -> Any:
+    choices = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        if text not in choices:
+            raise UsageError(
+                f"{kind} '{spec.name}': {key}={text} is not one of {', '.join(choices)}"
+                + did_you_mean(text, choices)
+            )
+        return text
+    if isinstance(hint, types.UnionType):  # `X | None`
+        hint = next(choice for choice in choices if choice is not type(None))
+    try:
+        if hint is bool:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+                text.lower()
+            ]
+        return hint(text)
+    except (ValueError, KeyError):
+        raise UsageError(
+            f"{kind} '{spec.name}': {key}={text} is not a {hint.__name__}",
+        ) from None
