@@ -19,7 +19,7 @@ from typing import Any
 
 from specbench.errors import UsageError, did_you_mean
 
-KINDS = {"strategy": "strategies", "policy": "policies", "engine": "engines"}
+KINDS = {"strategy": "strategies", "policy": "policies", "engine": "engines", "fault": "audit/faults"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def names(kind: str) -> list[str]:
 
 
 def _entry_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
-    points = importlib.metadata.entry_points(group=f"specbench.{KINDS[kind]}")
+    points = importlib.metadata.entry_points(group=f"specbench.{KINDS[kind].replace('/', '.')}")
     return {point.name: point for point in points}
 
 
@@ -82,7 +82,8 @@ def module(kind: str, name: str) -> types.ModuleType:
         loaded = external[name].load()
         assert isinstance(loaded, types.ModuleType)
         return loaded
-    return importlib.import_module(f"specbench.{KINDS[kind]}.{name.replace('-', '_')}")
+    folder = KINDS[kind].replace("/", ".")
+    return importlib.import_module(f"specbench.{folder}.{name.replace('-', '_')}")
 
 
 def options(kind: str, spec: Spec) -> Any:

@@ -7,6 +7,7 @@ committed token and judges node 0; row i judges node i; row `accepted` gives the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,11 +24,12 @@ class Proposal:
 
     `tokens` `[B, N]` int64, of which the first `counts[b]` are offered. `parents` `[B, N]` gives each
     node's parent (-1: the last committed token); None is a chain. `q` `[B, N]` is the law each node was
-    drawn from, given its earlier siblings: never a made-up one.
+    drawn from, given its earlier siblings: never a made-up one. `offered` is `counts` on the host.
     """
 
     tokens: Tensor
     counts: Tensor
+    offered: Sequence[int]
     q: Distribution
     parents: Tensor | None = None
 
@@ -35,16 +37,21 @@ class Proposal:
     def empty(cls, batch: int, device: torch.device | str = "cpu") -> Proposal:
         """Offer nothing: ordinary decoding."""
         nothing = torch.zeros(batch, 0, dtype=torch.int64, device=device)
-        return cls(nothing, torch.zeros(batch, dtype=torch.int64, device=device), Distribution.point(nothing))
+        return cls.chains(nothing, [0] * batch, Distribution.point(nothing))
 
     @classmethod
-    def certain(cls, chains: list[list[int]], device: torch.device | str = "cpu") -> Proposal:
+    def chains(cls, tokens: Tensor, offered: Sequence[int], q: Distribution) -> Proposal:
+        """Offer the first `offered[b]` tokens of each row as a chain."""
+        counts = torch.tensor(list(offered), dtype=torch.int64, device=tokens.device)
+        return cls(tokens, counts, offered, q)
+
+    @classmethod
+    def certain(cls, chains: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Proposal:
         """Offer chains that were not drawn at random (n-grams): q is the point mass on each token."""
         width = max(map(len, chains), default=0)
-        padded = [chain + [0] * (width - len(chain)) for chain in chains]
+        padded = [[*chain, *[0] * (width - len(chain))] for chain in chains]
         tokens = torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(chains), width)
-        counts = torch.tensor([len(chain) for chain in chains], dtype=torch.int64, device=device)
-        return cls(tokens, counts, Distribution.point(tokens))
+        return cls.chains(tokens, [len(chain) for chain in chains], Distribution.point(tokens))
 
     @property
     def num(self) -> int:

@@ -1,0 +1,1 @@
+"""Length policies, one file each: how many tokens to draft."""

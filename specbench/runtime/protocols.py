@@ -1,0 +1,143 @@
+"""What the step loop calls: drafters, length policies, and a strategy made of both and a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from specbench.decoding.processing import SamplingTensors
+from specbench.decoding.random_numbers import RoundRandom
+from specbench.decoding.verification import Proposal, Rule
+from specbench.runtime.runner import ModelRunner
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter may look at when it proposes, for cache rows 0 to B - 1.
+
+    `tokens[b]` is the prompt and output of row b so far (read only); `limits[b]` the most tokens it may
+    draft, 0 for none: budget and context are already accounted for.
+    """
+
+    tokens: Sequence[list[int]]
+    limits: Sequence[int]
+    sampling: SamplingTensors
+    random: RoundRandom
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMemory:
+    """What a drafter holds: bytes of weights and of KV per token (0: shared with the target), slots used."""
+
+    weights: int = 0
+    kv_per_token: int = 0
+    slots: int = 0
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Rows are cache rows, the same as the target's, dense from 0."""
+
+    needs_features: ClassVar[tuple[int, ...]]
+    shares_target_cache: ClassVar[bool]
+    runners: Sequence[ModelRunner]
+    """The model runners it drives, so that their forwards are timed; empty for model-free drafters."""
+
+    def prefill(self, first_row: int, prompts: Sequence[list[int]], features: dict[int, Tensor]) -> None:
+        """Take in the prompts of new rows `first_row` onward."""
+        ...
+
+    def propose(self, context: DraftContext) -> Proposal:
+        """Offer up to `limits[b]` tokens for each row; fewer, or none, is fine."""
+        ...
+
+    def commit(self, accepted: Sequence[int], features: dict[int, Tensor]) -> None:
+        """Learn how many draft tokens of each row were kept. `DraftContext.tokens` then grow.
+
+        After full acceptance a draft model's cache lacks the last drafted token: catching up is ragged.
+        """
+        ...
+
+    def fork(self, source: int, targets: Sequence[int]) -> None:
+        """Make rows `targets` continue as copies of row `source`."""
+        ...
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Forget rows."""
+        ...
+
+    def memory(self) -> DraftMemory:
+        """Say what is held now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """What a length policy sees before a step; one entry per row."""
+
+    contexts: Sequence[int]
+    remaining: Sequence[int]
+    free_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """What a length policy sees after a step; one entry per row."""
+
+    drafted: Sequence[int]
+    accepted: Sequence[int]
+
+
+class LengthPolicy(Protocol):
+    """Chooses how many tokens to draft, from what was known before the draw."""
+
+    max_length: int
+
+    def choose(self, view: BatchView) -> list[int]:
+        """Return the draft length of each row."""
+        ...
+
+    def observe(self, step: StepView) -> None:
+        """Learn from a step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A drafter (None: ordinary decoding), a verification rule, a length policy, and a claim."""
+
+    name: str
+    drafter: Drafter | None
+    rule: Rule
+    policy: LengthPolicy
+    lossless: bool
+
+    @property
+    def max_draft(self) -> int:
+        """Return the longest draft this strategy may offer."""
+        return self.policy.max_length if self.drafter is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a strategy is built from.
+
+    `target` runs the model under test; `draft_model` is a second HF model (None where none was given)
+    of `draft_weights` bytes. `rows` and `width` size a drafter's cache.
+    """
+
+    target: ModelRunner
+    draft_model: Any | None
+    draft_weights: int
+    rows: int
+    width: int
+
+
+class BuildStrategy(Protocol):
+    """What a strategy's module exports as `build`."""
+
+    def __call__(self, options: Any, name: str, resources: Resources) -> Strategy:
+        """Build the strategy named `name`."""
+        ...

@@ -1,0 +1,198 @@
+"""Running an unmodified HF causal LM over a slot cache: tokens and lengths in, logits out.
+
+The only file that knows how transformers names its arguments, how masks are built for full and sliding
+attention, and how to run the first layers of a model alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.runtime import attention
+from specbench.runtime.cache import Placement, SlotCache
+from specbench.runtime.stopwatch import Mark, Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Logits `[num, R, V]` (R = 1 where only one row each was asked for), and captured hidden states."""
+
+    logits: Tensor
+    features: dict[int, Tensor] = field(default_factory=dict)
+
+
+class ModelRunner:
+    """One model, its cache, and its clock.
+
+    Args:
+        model: an HF causal LM in eval mode.
+        cache: its slot cache; runners of a model's first layers share it.
+        num_layers: run only the first layers, then the final norm and head (early exit).
+    """
+
+    def __init__(self, model: Any, cache: SlotCache, *, num_layers: int | None = None) -> None:
+        self.model = model
+        self.cache = cache
+        self.num_layers = num_layers
+        self.device: torch.device = model.device
+        self.stopwatch = Stopwatch(self.device)
+        self.forwards: list[tuple[Mark, Mark]] = []
+        self.owns_attention = model.config._attn_implementation == attention.NAME
+        parameters = inspect.signature(model.forward).parameters
+        # `past_key_values` is called `cache` from transformers 5.24 on.
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
+        self._keeps_logits = "logits_to_keep" in parameters
+        text = model.config.get_text_config(decoder=True)
+        layer_types = getattr(text, "layer_types", None) or []
+        self._window: int | None = getattr(text, "sliding_window", None)
+        self._mask_kinds = set(layer_types)
+        if self._mask_kinds == {"full_attention"}:
+            self._window = None
+        self._mask_by_kind = "sliding_attention" in self._mask_kinds
+        self.max_context: int | None = getattr(text, "max_position_embeddings", None)
+
+    def first_layers(self, num_layers: int) -> ModelRunner:
+        """Return a runner of the first layers, sharing weights and cache."""
+        return ModelRunner(self.model, self.cache, num_layers=num_layers)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor,
+        starts: Sequence[int],
+        counts: Sequence[int],
+        *,
+        first_row: int = 0,
+        keep: Sequence[int] | None = None,
+        feature_layers: Sequence[int] = (),
+    ) -> Output:
+        """Run one forward.
+
+        Args:
+            tokens: `[num, R]`; row b holds `counts[b]` tokens, the rest is padding.
+            starts: slots already held by each row; its tokens go to the slots from there on.
+            counts: valid tokens of each row.
+            first_row: cache row of the first entry.
+            keep: index of the one position of each row whose logits are wanted; None for all.
+            feature_layers: layers whose output hidden states are wanted.
+        """
+        begin = self.stopwatch.mark()
+        num, width = tokens.shape
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        span = max(ends)
+        padded = any(count < width for count in counts)
+        one_row = num == 1 and not padded
+        offsets = torch.arange(width, device=self.device)
+        if one_row:
+            positions = (offsets + starts[0])[None]
+            placement = Placement(first_row, num, span, starts[0], None)
+        else:
+            start = torch.tensor(starts, device=self.device)[:, None]
+            positions = start + offsets
+            valid = offsets < torch.tensor(counts, device=self.device)[:, None]
+            slots = torch.where(valid, positions, self.cache.width)
+            placement = Placement(first_row, num, span, None, slots)
+        self.cache.place(placement)
+        mask = self._mask(positions, span, starts, ends, width)
+        if self.max_context is not None:
+            positions = positions.clamp(max=self.max_context - 1)
+        arguments: dict[str, Any] = {self._cache_argument: self.cache, "use_cache": True}
+        if keep is not None and self._keeps_logits:
+            wanted = sorted(set(keep))
+            arguments["logits_to_keep"] = torch.tensor(wanted, device=self.device)
+        with self._running(feature_layers) as features:
+            result = self.model(
+                input_ids=tokens, attention_mask=mask, position_ids=positions, return_dict=True, **arguments
+            )
+        logits: Tensor = result.logits
+        if keep is not None:
+            where = [wanted.index(k) for k in keep] if self._keeps_logits else list(keep)
+            rows = torch.arange(num, device=self.device)
+            logits = logits[rows, torch.tensor(where, device=self.device)][:, None]
+        self.forwards.append((begin, self.stopwatch.mark()))
+        return Output(logits, features)
+
+    def _mask(
+        self, positions: Tensor, span: int, starts: Sequence[int], ends: Sequence[int], width: int
+    ) -> Any:
+        """Return what the model takes as `attention_mask`: a 4-D mask, one per kind of layer, or None."""
+        sees_all = self.owns_attention and (
+            (len(starts) == 1 and width == 1) or (max(starts) == 0 and span == width)
+        )
+        windowed = self._window is not None and span > self._window
+        if sees_all and not windowed:
+            if self._mask_by_kind:
+                return dict.fromkeys(self._mask_kinds)
+            return None
+        slots = torch.arange(span, device=self.device)
+        causal = slots <= positions[..., None]
+        if not self._mask_by_kind:
+            if self._window is not None:
+                causal = causal & (slots > positions[..., None] - self._window)
+            return self._as_model_wants(causal)
+        full = self._as_model_wants(causal)
+        masks = dict.fromkeys(self._mask_kinds, full)
+        if windowed:
+            assert self._window is not None
+            near = causal & (slots > positions[..., None] - self._window)
+            masks["sliding_attention"] = self._as_model_wants(near)
+        return masks
+
+    def _as_model_wants(self, allowed: Tensor) -> Tensor:
+        """Turn `[num, R, span]` booleans into a 4-D mask: additive for eager attention, else boolean.
+
+        A boolean mask with eager attention is silently wrong: it would be added.
+        """
+        allowed = allowed[:, None]
+        if self.model.config._attn_implementation != "eager":
+            return allowed
+        lowest = torch.finfo(self.model.dtype).min
+        return torch.zeros_like(allowed, dtype=self.model.dtype).masked_fill(~allowed, lowest)
+
+    @contextmanager
+    def _running(self, feature_layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """Run the first layers only, if so asked, and capture the hidden states wanted."""
+        features: dict[int, Tensor] = {}
+        if self.num_layers is None and not feature_layers:
+            yield features
+            return
+        parent, name = decoder_layers(self.model)
+        layers: nn.ModuleList = getattr(parent, name)
+        hooks = []
+        for index in feature_layers:
+
+            def capture(_: nn.Module, __: Any, output: Any, index: int = index) -> None:
+                features[index] = output[0] if isinstance(output, tuple) else output
+
+            hooks.append(layers[index].register_forward_hook(capture))
+        if self.num_layers is not None:
+            parent._modules[name] = layers[: self.num_layers]
+        try:
+            yield features
+        finally:
+            parent._modules[name] = layers
+            for hook in hooks:
+                hook.remove()
+
+    def take_forward_seconds(self) -> float:
+        """Return the seconds spent in forwards since the last call; on CUDA after the stopwatch finished."""
+        total = sum(self.stopwatch.seconds(*pair) for pair in self.forwards)
+        self.forwards.clear()
+        return total
+
+
+def decoder_layers(model: Any) -> tuple[nn.Module, str]:
+    """Find the list of decoder layers: its parent module and the name under which it hangs there."""
+    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == depth:
+                return parent, name
+    raise ValueError(f"{type(model).__name__} has no list of {depth} decoder layers")
