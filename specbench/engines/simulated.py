@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 from specbench import registry
 from specbench.engines.base import Capabilities, Opened
-from specbench.records import MemoryRecord, Request, RequestRecord, RoundRecord, Schedule, StepRecord
+from specbench.records import (
+    EndedBy,
+    MemoryRecord,
+    Phase,
+    Request,
+    RequestRecord,
+    RoundRecord,
+    Schedule,
+    StepRecord,
+)
 from specbench.runtime.events import Chunk, Event, Finished, Stepped
 
 if TYPE_CHECKING:
@@ -107,7 +116,8 @@ class SimulatedEngine:
             if not new and not active:
                 now = pending[0].arrival
                 continue
-            batch, phase = (new, "prefill") if new else (active, "decode")
+            batch = new or active
+            phase: Phase = "prefill" if new else "decode"
             started = now
             drafted = [0 if new else self._room(row) for row in batch]
             draft_s = max(drafted) * o.draft_ms / 1000
@@ -119,7 +129,7 @@ class SimulatedEngine:
                 accepted = self._accepted(row, k)
                 most = row.request.sampling.max_new_tokens - len(row.output)
                 emitted = min(accepted + 1, most)
-                ended = "budget" if emitted == most else "none"
+                ended: EndedBy = "budget" if emitted == most else "none"
                 tokens = tuple(range(len(row.output), len(row.output) + emitted))
                 if emitted:
                     row.output += tokens

@@ -95,3 +95,21 @@ class CellSummary:
     peak_memory: int | None
     dispatch: dict[str, int] = field(default_factory=dict)
     finish_reasons: dict[str, int] = field(default_factory=dict)
+
+    # Each acceptance ratio in its other form, the mean over requests; `conditional_` counts requests.
+    acceptance_length_per_request: float | None = None
+    alpha_per_request: float | None = None
+    wasted_draft_share_per_request: float | None = None
+    joint_acceptance_per_request: tuple[float, ...] = ()
+    conditional_acceptance_per_request: tuple[tuple[float, int], ...] = ()
+
+    # What `predicted_speedup` was predicted from, beside alpha.
+    mean_draft_depth: float | None = None
+    draft_cost_ratio: float | None = None
+
+    # Per 100 decode steps.
+    k_switches: float | None = None
+    graph_misses: float | None = None
+
+    # Requests per second that met the service level; None without one.
+    goodput: float | None = None

@@ -26,7 +26,7 @@ class Stopwatch:
         if not self.on_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()  # type: ignore[no-untyped-call]
+        event.record()
         return event
 
     def seconds(self, start: Mark, end: Mark) -> float:

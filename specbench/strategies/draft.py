@@ -45,7 +45,7 @@ class ModelDrafter:
 
     def __init__(self, runner: ModelRunner, *, target: ModelRunner, weights: int) -> None:
         self.runner = runner
-        self.runners = (runner,)
+        self.runners: Sequence[ModelRunner] = (runner,)
         self.target = target
         self.vocab = int(target.model.get_output_embeddings().weight.shape[0])
         self.weights = weights

@@ -46,7 +46,7 @@ class EarlyExitDrafter:
 
     def __init__(self, target: ModelRunner, layers: int) -> None:
         self.runner = target.first_layers(layers)
-        self.runners = (self.runner,)
+        self.runners: Sequence[ModelRunner] = (self.runner,)
         self.vocab = int(target.model.get_output_embeddings().weight.shape[0])
 
     def prefill(self, first_row: int, prompts: Sequence[list[int]], features: dict[int, Tensor]) -> None:

@@ -1,0 +1,253 @@
+"""The chi-squared check of one run: whole continuations of fixed branch prompts, against the exact law.
+
+The number of draws is fixed before any is made: the law says which cells pooling will leave, hence the
+degrees of freedom, hence how many draws find a TV distance of `DETECTABLE_TV` with probability .99.
+Horizon k + 3: a continuation must reach beyond a fully accepted round, and its first token, sampled from
+the prefill, never passes the verifier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from specbench import stats
+from specbench.audit.chi_squared import ChiSquaredResult, ExpectedTable, judge
+from specbench.audit.verdicts import ChiSquaredVerdict, Verdict
+from specbench.engines.base import Engine, Opened
+from specbench.records import Request, SamplingParams, Schedule
+from specbench.runtime.events import Finished, Stepped
+
+if TYPE_CHECKING:
+    from specbench.audit.reference import Oracle
+    from specbench.runtime.protocols import Strategy
+
+RUN_ALPHA = 1e-3
+"""The chance that a run with only correct strategies reports one as FAIL."""
+DETECTABLE_TV = 0.05
+TOP_K = 3
+MINIMUM_EXPECTED = 10.0
+_MARGIN = 1.02  # more draws than the formula asks for, since pooling depends on their number
+
+BRANCH_PROMPTS = (
+    "Shopping list: apples, pears, plums, apples, pears, figs, apples, pears,",
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\ndef",
+    "The cat sat on the mat. The dog sat on the rug. The cat sat on the",
+)
+"""Texts that repeat themselves, so that a drafter that copies has something to offer, and to get wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one strategy will be asked for: `draws[i]` continuations of `horizon` tokens of prompt i."""
+
+    horizon: int
+    draws: tuple[int, ...]
+    laws: tuple[ExpectedTable, ...]
+    alpha: float
+
+
+def sampling(horizon: int, seed: int = 0) -> SamplingParams:
+    """Return the sampling of the check: temperature 1 among the 3 most likely tokens."""
+    return SamplingParams(temperature=1.0, top_k=TOP_K, seed=seed, max_new_tokens=horizon)
+
+
+def plan(oracle: Oracle, prompts: Sequence[tuple[int, ...]], *, max_draft: int, alpha: float) -> Plan:
+    """Fix the number of draws from the law alone.
+
+    Args:
+        oracle: scores the target; its sampling must be that of `sampling`.
+        prompts: branch prompts as token ids.
+        max_draft: the longest draft of the strategy, k.
+        alpha: this strategy's share of the run's error budget.
+    """
+    horizon = max_draft + 3
+    # Cells below 10 / N are pooled anyway: with the floor below, no N up to 20,000 a prompt is affected.
+    laws = [oracle.continuation_law(prompt, horizon, floor=MINIMUM_EXPECTED / 20_000) for prompt in prompts]
+    each = 200
+    while True:
+        df = sum(_cells(law, each) - 1 for law in laws)
+        needed = stats.draws_needed(DETECTABLE_TV, max(df, 1), alpha) if df else each * len(laws)
+        if each * len(laws) >= _MARGIN * needed or df == 0:
+            return Plan(horizon, (each,) * len(laws), tuple(laws), alpha)
+        each = max(each + 50, int(_MARGIN * needed / len(laws)) + 1)
+
+
+def _cells(law: ExpectedTable, draws: int) -> int:
+    expected = np.array(list(law.continuations.values())) * draws
+    return len(set(stats.pool_by_expected(expected, MINIMUM_EXPECTED).tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The continuations of one strategy, by prompt, and what speculation did meanwhile."""
+
+    continuations: tuple[tuple[tuple[int, ...], ...], ...]
+    drafted: int
+    accepted: int
+    rejections: int
+    fully_accepted: int
+    failures: int
+
+
+def draw(
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    plan: Plan,
+    *,
+    seed: int,
+    progress: Callable[[int], None] | None = None,
+) -> Drawn:
+    """Draw the planned continuations with the strategy that `engine` has open.
+
+    All samples of a prompt share one prefill; each has its own stream of random numbers.
+    """
+    results: list[tuple[tuple[int, ...], ...]] = []
+    drafted = accepted = rejections = full = failures = 0
+    for number, (prompt, draws) in enumerate(zip(prompts, plan.draws, strict=True)):
+        requests = tuple(
+            Request(
+                i, prompt, sampling(plan.horizon, seed * 1_000_003 + number * 100_003 + i), f"branch-{number}"
+            )
+            for i in range(draws)
+        )
+        outputs: dict[int, tuple[int, ...]] = {}
+        rows = getattr(engine, "rows", 1)
+        for event in engine.serve(Schedule(requests, concurrency=rows, share_prefill=True)):
+            if isinstance(event, Finished):
+                outputs[event.record.request] = event.record.output_tokens
+                failures += event.record.error is not None
+                if progress is not None:
+                    progress(1)
+            for entry in event.rounds if isinstance(event, Stepped) else ():
+                drafted += entry.drafted
+                accepted += entry.accepted
+                rejections += entry.rejected
+                full += entry.drafted > 0 and entry.accepted == entry.drafted
+        failures += draws - len(outputs)
+        results.append(tuple(outputs[i] for i in sorted(outputs)))
+    return Drawn(tuple(results), drafted, accepted, rejections, full, failures)
+
+
+def verdict(
+    opened: Opened, plan: Plan, drawn: Drawn, *, seed: int, dtype: str, seconds: float, injected: str | None
+) -> ChiSquaredVerdict:
+    """Judge what was drawn. Never PASS where nothing could have been noticed."""
+    result: ChiSquaredResult | None = None
+    if not drawn.failures:
+        result = judge(
+            list(zip(plan.laws, drawn.continuations, strict=True)),
+            alpha=plan.alpha,
+            generator=np.random.default_rng(seed),
+            minimum_expected=MINIMUM_EXPECTED,
+        )
+    word, reason = _decide(opened, drawn, result)
+    return ChiSquaredVerdict(
+        strategy=opened.name,
+        verdict=word,
+        reason=reason,
+        lossless_claimed=opened.lossless,
+        dtype=dtype,
+        temperature=1.0,
+        top_k=TOP_K,
+        prompts=len(plan.laws),
+        draws=sum(plan.draws),
+        horizon=plan.horizon,
+        statistic=result.statistic if result else None,
+        df=result.df if result else None,
+        p_value=result.p_value if result else None,
+        alpha=plan.alpha,
+        tv_observed=result.tv_observed if result else None,
+        tv_upper=result.tv_upper if result else None,
+        smallest_detectable_tv=result.smallest_detectable_tv if result else None,
+        out_of_support=result.out_of_support if result else 0,
+        drafted=drawn.drafted,
+        accepted=drawn.accepted,
+        rejections=drawn.rejections,
+        fully_accepted=drawn.fully_accepted,
+        seconds=seconds,
+        injected=injected,
+    )
+
+
+def _decide(opened: Opened, drawn: Drawn, result: ChiSquaredResult | None) -> tuple[Verdict, str]:
+    if result is None:
+        return "INCONCLUSIVE", f"{drawn.failures} requests failed, and that may depend on what they said"
+    if not opened.lossless:
+        return "LOSSY", "the strategy declares that it changes the distribution; the distance is shown"
+    if result.out_of_support:
+        return "FAIL", f"{result.out_of_support} continuations that the target cannot produce"
+    if result.p_value is None:
+        return "INCONCLUSIVE", "every branch prompt has a single continuation: nothing could be tested"
+    if result.is_rejected:
+        return "FAIL", f"p = {result.p_value:.2g} is below {result.alpha:.2g}: another distribution"
+    if opened.max_draft and not drawn.drafted:
+        return "INCONCLUSIVE", "nothing was drafted, so speculation was not tested"
+    if opened.max_draft and not (drawn.accepted and (drawn.rejections or drawn.fully_accepted)):
+        return "INCONCLUSIVE", "no draft token was accepted, so acceptance was not tested"
+    smallest = result.smallest_detectable_tv
+    if smallest is None or smallest > DETECTABLE_TV:
+        return "INCONCLUSIVE", f"too few draws to find a TV distance of {DETECTABLE_TV:g}"
+    return "PASS", f"p = {result.p_value:.2g}; a TV distance of {smallest:.3f} would have been found"
+
+
+def check(
+    engine: Engine,
+    oracle_for: Callable[[int], Oracle],
+    strategies: Sequence[str],
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    alpha: float,
+    seed: int,
+    dtype: str,
+    alter: Callable[[Strategy], Strategy] | None = None,
+    injected: str | None = None,
+    on_plan: Callable[[str, Plan], None] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[ChiSquaredVerdict]:
+    """Check each strategy in turn.
+
+    Args:
+        engine: decodes; its target runs in `dtype`.
+        oracle_for: gives the oracle for a horizon.
+        strategies: what to check, as users write them.
+        prompts: branch prompts as token ids.
+        alpha: each strategy's share of the run's error budget.
+        seed: of the draws and of the Monte Carlo p-value.
+        dtype: printed beside the verdict; exact only in float32.
+        alter: breaks strategies on purpose.
+        injected: the name of that fault, for the verdict.
+        on_plan: told what is going to be drawn.
+        progress: told of each finished continuation.
+    """
+    plans: dict[int, Plan] = {}
+    for number, name in enumerate(strategies):
+        began = time.perf_counter()
+        opened = engine.open(name, alter=alter)
+        if opened.max_draft not in plans:
+            horizon = opened.max_draft + 3
+            plans[opened.max_draft] = plan(
+                oracle_for(horizon), prompts, max_draft=opened.max_draft, alpha=alpha
+            )
+        planned = plans[opened.max_draft]
+        if on_plan is not None:
+            on_plan(name, planned)
+        drawn = draw(engine, prompts, planned, seed=seed + number, progress=progress)
+        yield verdict(
+            opened,
+            planned,
+            drawn,
+            seed=seed + number,
+            dtype=dtype,
+            seconds=time.perf_counter() - began,
+            injected=injected,
+        )
+
+
+def branch_prompts(tokenizer: Any, texts: Sequence[str] = BRANCH_PROMPTS) -> list[tuple[int, ...]]:
+    """Return the branch prompts as token ids, as plain text without a chat template."""
+    return [tuple(tokenizer(text)["input_ids"]) for text in texts]

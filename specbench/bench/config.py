@@ -1,0 +1,87 @@
+"""What a run is asked to do, with its defaults, as one value that decides whether two runs are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from specbench import registry
+from specbench.errors import UsageError
+
+BASELINE = "ordinary"
+AGAIN = "ordinary#2"
+"""The A/A row: ordinary decoding against itself, under other random numbers."""
+
+DEFAULT_STRATEGIES = ("ngram:k=4", "early-exit:layers=8,k=3")
+DEFAULT_WORKLOADS = ("predictable", "novel", "short-output", "high-concurrency")
+
+QUICK_LIMITS = {"predictable": 6, "novel": 6, "short-output": 12, "high-concurrency": 16}
+QUICK_LIMIT = 6
+QUICK_TOKENS = 48
+QUICK_LOADS = {"high-concurrency": ("c=8", "poisson=0.7")}
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """The question a run answers. Two runs with equal configurations may continue one another.
+
+    `None` for temperatures, loads, limit and max_new_tokens means what each workload says. `dtype`
+    "auto" is the checkpoint's own.
+    """
+
+    target: str
+    draft: str | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    draft_device: str | None = None
+    engine: str = "local"
+    strategies: tuple[str, ...] = DEFAULT_STRATEGIES
+    workloads: tuple[str, ...] = DEFAULT_WORKLOADS
+    temperatures: tuple[float, ...] | None = None
+    loads: tuple[str, ...] | None = None
+    limit: int | None = None
+    max_new_tokens: int | None = None
+    repeats: int = 1
+    rows: int = 32
+    seed: int = 0
+    quick: bool = False
+    audit: bool = True
+    audit_dtype: str = "float32"
+    inject: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run, before anything is loaded."""
+        for name in ("repeats", "rows"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name} is {getattr(self, name)}; expected 1 or more")
+        for text in self.strategies:
+            registry.options("strategy", registry.parse(text.partition("#")[0]))
+        if self.inject is not None:
+            registry.module("fault", self.inject)
+        if self.temperatures is not None and any(t < 0 for t in self.temperatures):
+            raise UsageError(
+                "a temperature is negative; expected 0 or more", hint="0 is greedy, 1 the model's own law"
+            )
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Return the strategies as run: the baseline first, then itself again, then the others."""
+        others = [s for s in dict.fromkeys(self.strategies) if s not in (BASELINE, AGAIN)]
+        return (BASELINE, AGAIN, *others)
+
+    def resolved(self, **values: Any) -> RunConfig:
+        """Return a copy with values filled in."""
+        return replace(self, **values)
+
+    @property
+    def digest(self) -> str:
+        """Return a short hash that equal configurations share."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def engine_name(text: str) -> str:
+    """Return the name in `name:key=value,...`."""
+    return registry.parse(text).name

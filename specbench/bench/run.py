@@ -1,0 +1,461 @@
+"""Carrying out a run: load, warm up, measure unit by unit, audit, summarise, store.
+
+The only place where engines, workloads, records and the run folder meet. Everything is written as it is
+measured; a run that stops half-way continues where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specbench import environment, registry, workloads
+from specbench.bench import config as configuration
+from specbench.bench.config import AGAIN, BASELINE, RunConfig
+from specbench.bench.matrix import Encoded, Unit, schedule, units
+from specbench.bench.store import Run, RunStore
+from specbench.errors import UsageError, WorkloadError
+from specbench.metrics import identities, summarise
+from specbench.records import (
+    CellKey,
+    CellRecords,
+    RequestRecord,
+    RoundRecord,
+    SamplingParams,
+    Schedule,
+    Serving,
+    StepRecord,
+)
+from specbench.runtime.events import Finished, Stepped
+from specbench.workloads import Load, Workload
+
+if TYPE_CHECKING:
+    from specbench.engines.base import Engine
+    from specbench.models import LoadedModel
+
+MARGIN = 64
+"""Slots beyond the longest prompt with its output: room for the longest draft."""
+AUDIT_ROWS = 128
+WARM_UP_TOKENS = 8
+
+
+class Progress(Protocol):
+    """What a run tells while it is under way."""
+
+    def stage(self, text: str, total: int | None = None) -> None:
+        """Begin a stage of `total` units of work."""
+        ...
+
+    def advance(self, amount: int = 1, text: str | None = None) -> None:
+        """Some of it is done."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Tell something worth a line."""
+        ...
+
+
+@dataclass(slots=True)
+class Models:
+    """The models of a run; both None in a simulation."""
+
+    target: LoadedModel | None = None
+    draft: LoadedModel | None = None
+
+    @property
+    def loaded(self) -> list[LoadedModel]:
+        """Return those there are."""
+        return [model for model in (self.target, self.draft) if model is not None]
+
+
+def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | None, fresh: bool) -> Run:
+    """Carry out a run, or continue the latest unfinished one with the same configuration.
+
+    Raises:
+        UsageError: something asked for does not exist or does not fit; nothing was measured.
+        NotMeasured: the records contradict themselves.
+    """
+    chosen = [_shaped(workload, config) for workload in workloads.load_many(config.workloads)]
+    _refuse_duplicates(chosen)
+    check_writable(results)
+    models = _load_models(config, config.dtype, progress)
+    prompts = {w.name: _encode(w, models.target) for w in chosen}
+    store, resumed = _open_store(config, results, chosen, models, run_id, fresh)
+    progress.say(f"{'resuming' if resumed else 'run'} {store.folder}")
+
+    monitor = environment.LoadMonitor()
+    monitor.start()
+    engine = _engine(config, models, prompts)
+    try:
+        _measure(config, chosen, prompts, engine, store, progress, monitor)
+        _summarise(store)
+        busy = asdict(monitor.report())
+        earlier = store.document.busy
+        if resumed and earlier and earlier.get("busy") and not busy["busy"]:
+            busy = earlier  # part of the run was measured on a busy machine, and stays so
+        store.update(busy=busy)
+        engine.close()
+        if config.audit and engine.capabilities.can_audit:
+            _audit(config, models, store, progress)
+        store.finish()
+    except BaseException:
+        engine.close()
+        if store.document.status == "running":
+            store.update(status="interrupted")
+        raise
+    return store.document
+
+
+# Before anything is measured
+
+
+def _shaped(workload: Workload, config: RunConfig) -> Workload:
+    """Apply what was asked for to a workload's own settings."""
+    limit = config.limit
+    if limit is None and config.quick:
+        limit = configuration.QUICK_LIMITS.get(workload.name, configuration.QUICK_LIMIT)
+    if limit is not None:
+        workload = workload.limited(limit)
+    if not workload.prompts:
+        raise WorkloadError(f"workload '{workload.name}' has no prompt left", hint="raise --limit")
+    loads = config.loads or (configuration.QUICK_LOADS.get(workload.name) if config.quick else None)
+    if loads:
+        workload = replace(workload, loads=tuple(Load.parse(text) for text in loads))
+    if config.temperatures is not None:
+        workload = replace(workload, temperatures=config.temperatures)
+    tokens = config.max_new_tokens or (configuration.QUICK_TOKENS if config.quick else None)
+    if tokens is not None:
+        workload = replace(workload, max_new_tokens=min(tokens, workload.max_new_tokens))
+    return workload
+
+
+def _refuse_duplicates(chosen: list[Workload]) -> None:
+    names = [workload.name for workload in chosen]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two workloads are called '{name}'", hint="rename one of the files")
+
+
+def check_writable(results: Path) -> None:
+    """Find out now, not after the measurement, whether results can be written."""
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        probe = results / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as problem:
+        raise UsageError(
+            f"cannot write to {results}: {problem.strerror or problem}", hint="choose another --output"
+        ) from None
+
+
+def _load_models(config: RunConfig, dtype: str, progress: Progress) -> Models:
+    if configuration.engine_name(config.engine) == "simulated":
+        return Models()
+    from specbench import models
+
+    progress.stage(f"loading {config.target}")
+    target = models.load(models.resolve(config.target), dtype=dtype, device=config.device)
+    if config.draft is None:
+        return Models(target)
+    progress.stage(f"loading {config.draft}")
+    device = config.draft_device or config.device
+    draft = models.load(models.resolve(config.draft), dtype=dtype, device=device)
+    models.check_vocabulary(
+        target.tokenizer, draft.tokenizer, target_vocab=target.vocab_size, draft_vocab=draft.vocab_size
+    )
+    return Models(target, draft)
+
+
+def _encode(workload: Workload, target: LoadedModel | None) -> list[Encoded]:
+    """Render every prompt to token ids, once."""
+    encoded = []
+    for prompt in workload.prompts:
+        if target is None:
+            text = prompt.text or "".join(message["content"] for message in prompt.messages or ())
+            tokens = list(text.encode())
+        else:
+            tokens = prompt.render(target.tokenizer)
+        most = min(prompt.max_new_tokens or workload.max_new_tokens, workload.max_new_tokens)
+        if not tokens:
+            raise WorkloadError(f"prompt '{prompt.id}' of '{workload.name}' is empty once tokenised")
+        if target is not None and target.max_context is not None and len(tokens) >= target.max_context:
+            raise WorkloadError(
+                f"prompt '{prompt.id}' of '{workload.name}' has {len(tokens)} tokens; "
+                f"the context of {target.name} is {target.max_context}",
+                hint="take it out of the prompt file, or use a model with a longer context",
+            )
+        encoded.append(Encoded(prompt.id, tuple(tokens), most))
+    return encoded
+
+
+def _open_store(
+    config: RunConfig, results: Path, chosen: list[Workload], models: Models, run_id: str | None, fresh: bool
+) -> tuple[RunStore, bool]:
+    """Create a run folder, or open the latest unfinished one with the same configuration."""
+    described = describe(config, chosen, models)
+    around = environment.fingerprint(models.loaded)
+    if not fresh and run_id is None:
+        for folder in sorted(results.glob(f"*-{config.digest}"), reverse=True):
+            try:
+                found = RunStore.open(folder).document
+            except UsageError:
+                continue
+            same = not environment.comparable(found.environment, around) or models.target is None
+            if found.status != "complete" and same:
+                return RunStore.create(folder, described, around), True
+    name = run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{config.digest}"
+    folder = results / name
+    if fresh and (folder / "run.json").exists():
+        raise UsageError(
+            f"{folder} exists", hint="choose another --run-id, or leave out --fresh to resume it"
+        )
+    resumed = (folder / "run.json").exists()
+    return RunStore.create(folder, described, around), resumed
+
+
+def describe(config: RunConfig, chosen: list[Workload], models: Models) -> dict[str, Any]:
+    """Return the configuration as it is stored: what was asked for, and what it came to."""
+    spec = registry.parse(config.engine)
+
+    def model(loaded: LoadedModel | None) -> dict[str, Any] | None:
+        if loaded is None:
+            return None
+        return {
+            "name": loaded.name,
+            "dtype": loaded.dtype,
+            "device": loaded.device,
+            "parameters": loaded.parameters,
+            "weight_bytes": loaded.weight_bytes,
+            "fingerprint": loaded.fingerprint,
+        }
+
+    return {
+        "models": {"target": model(models.target), "draft": model(models.draft)},
+        "engine": spec.name,
+        "engine_options": dict(spec.options),
+        "strategies": list(config.arms),
+        "temperatures": sorted({t for w in chosen for t in w.temperatures}),
+        "repeats": config.repeats,
+        "rows": config.rows,
+        "seed": config.seed,
+        "quick": config.quick,
+        "inject": config.inject,
+        "audit": {"dtype": config.audit_dtype} if config.audit else None,
+        "workloads": {
+            w.name: {
+                "headline": w.headline,
+                "prompts": len(w.prompts),
+                "available": w.available,
+                "loads": [load.label for load in w.loads],
+                "temperatures": list(w.temperatures),
+                "max_new_tokens": w.max_new_tokens,
+                "digest": w.digest,
+            }
+            for w in chosen
+        },
+    }
+
+
+def _engine(config: RunConfig, models: Models, prompts: Mapping[str, list[Encoded]]) -> Engine:
+    spec = registry.parse(config.engine)
+    options = registry.options("engine", spec)
+    if spec.name == "simulated":
+        from specbench.engines.simulated import SimulatedEngine
+
+        return SimulatedEngine(options)
+    if spec.name != "local":
+        raise UsageError(f"engine '{spec.name}' cannot be run yet", hint="use local or simulated")
+    assert models.target is not None
+    longest = max(len(p.tokens) + p.max_new_tokens for listed in prompts.values() for p in listed)
+    return _local_engine(models, rows=config.rows, width=longest + MARGIN)
+
+
+def _local_engine(models: Models, *, rows: int, width: int) -> Engine:
+    from specbench.engines.local import LocalEngine
+
+    assert models.target is not None
+    return LocalEngine(
+        models.target.model,
+        eos_ids=models.target.eos_token_ids,
+        draft=models.draft.model if models.draft is not None else None,
+        rows=rows,
+        width=width,
+    )
+
+
+# Measuring
+
+
+def _measure(
+    config: RunConfig,
+    chosen: list[Workload],
+    prompts: dict[str, list[Encoded]],
+    engine: Engine,
+    store: RunStore,
+    progress: Progress,
+    monitor: environment.LoadMonitor,
+) -> None:
+    arms = config.arms
+    alter = _alteration(config)
+    work = list(units(chosen, prompts, config.repeats))
+    for arm in arms:
+        engine.open(_strategy_of(arm), alter=alter)  # a strategy that does not fit is refused now
+    progress.stage("measuring", total=sum(len(unit.prompts) for unit in work) * len(arms))
+    warm: set[str] = set()
+    for position, unit in enumerate(work):
+        shift = position % len(arms)
+        for arm in (*arms[shift:], *arms[:shift]):
+            key = CellKey(unit.workload, unit.temperature, unit.load.label, arm)
+            label = f"{unit.workload} T={unit.temperature:g} {unit.load.label} {arm}"
+            if store.has(key, unit.repeat, unit.number):
+                progress.advance(len(unit.prompts), label)
+                continue
+            engine.open(_strategy_of(arm), alter=alter)
+            if arm not in warm:
+                _warm_up(engine, unit)
+                warm.add(arm)
+            rate = unit.load.rate or _rate(unit, store)
+            offered = schedule(unit, seed=config.seed, rate=rate, again=arm == AGAIN)
+            progress.advance(0, label)
+            serving = _serve(engine, key, unit, offered, progress)
+            identities.enforce(CellRecords(key, (serving,)))
+            store.write_serving(serving)
+            store.update(memory={str(key): engine.memory()})
+            monitor.sample()
+
+
+def _strategy_of(arm: str) -> str:
+    return arm.partition("#")[0]
+
+
+def _alteration(config: RunConfig) -> Callable[[Any], Any] | None:
+    """Return the planted fault; it spares strategies that do not draft."""
+    if config.inject is None:
+        return None
+    alter = registry.module("fault", config.inject).alter
+    return lambda strategy: alter(strategy) if strategy.drafter is not None else strategy
+
+
+def _warm_up(engine: Engine, unit: Unit) -> None:
+    """Decode a little and throw it away, so that no strategy pays for being first."""
+    first = unit.prompts[0]
+    params = SamplingParams(temperature=1.0, max_new_tokens=min(WARM_UP_TOKENS, max(2, first.max_new_tokens)))
+    warm = replace(
+        schedule(
+            replace(unit, prompts=(first,), load=Load("closed", concurrency=1)),
+            seed=0,
+            rate=None,
+            again=False,
+        )
+    )
+    request = replace(warm.requests[0], sampling=params)
+    for _ in engine.serve(replace(warm, requests=(request,))):
+        pass
+
+
+def _serve(engine: Engine, key: CellKey, unit: Unit, offered: Schedule, progress: Progress) -> Serving:
+    steps: list[StepRecord] = []
+    rounds: list[RoundRecord] = []
+    requests: list[RequestRecord] = []
+    finished = 0.0
+    for event in engine.serve(offered):
+        if isinstance(event, Finished):
+            requests.append(event.record)
+            finished = max(finished, event.record.finished)
+            progress.advance(1)
+        elif isinstance(event, Stepped):
+            steps.append(event.step)
+            rounds.extend(event.rounds)
+    return Serving(key, unit.repeat, unit.number, tuple(steps), tuple(rounds), tuple(requests), finished)
+
+
+def _rate(unit: Unit, store: RunStore) -> float | None:
+    """Return requests per second for a share of the closed-loop throughput of ordinary decoding."""
+    if unit.load.utilisation is None:
+        return None
+    best = 0.0
+    for cell in store.cells():
+        key = cell.key
+        same = (key.workload, key.temperature, key.strategy) == (unit.workload, unit.temperature, BASELINE)
+        if same and key.load.startswith("c="):
+            requests = sum(len(s.requests) for s in cell.servings)
+            best = max(best, requests / sum(s.duration_s for s in cell.servings))
+    if not best:
+        raise UsageError(
+            f"load {unit.load.label} of '{unit.workload}' is a share of the measured closed-loop throughput, "
+            "but no closed load is run",
+            hint="add a load like c=8, or give an absolute rate as rate=2/s",
+        )
+    return best * unit.load.utilisation
+
+
+# Judging
+
+
+def _summarise(store: RunStore) -> None:
+    """Derive every figure from the stored records, and check that they do not contradict themselves."""
+    cells = store.cells()
+    baselines = {
+        (c.key.workload, c.key.temperature, c.key.load): c for c in cells if c.key.strategy == BASELINE
+    }
+    summaries = []
+    for cell in cells:
+        identities.enforce(cell)
+        key = cell.key
+        summaries.append(summarise(cell, baselines.get((key.workload, key.temperature, key.load))))
+    store.update(cells=summaries)
+
+
+def _audit(config: RunConfig, models: Models, store: RunStore, progress: Progress) -> None:
+    """Check every strategy's continuations against the target's exact law, in float32 by default."""
+    from specbench.audit import continuations
+    from specbench.audit.reference import Oracle
+
+    assert models.target is not None
+    done = {verdict.strategy: verdict for verdict in store.document.audits}
+    strategies = [arm for arm in config.arms if arm != AGAIN]
+    missing = [arm for arm in strategies if arm not in done]
+    if not missing:
+        return
+    exact = models
+    if config.audit_dtype != models.target.dtype:
+        exact = _load_models(config, config.audit_dtype, progress)
+    assert exact.target is not None
+    target = exact.target
+    prompts = continuations.branch_prompts(target.tokenizer)
+    engine = _local_engine(exact, rows=AUDIT_ROWS, width=max(map(len, prompts)) + MARGIN)
+
+    def oracle_for(horizon: int) -> Oracle:
+        return Oracle(target.model, continuations.sampling(horizon), target.eos_token_ids)
+
+    def on_plan(strategy: str, plan: continuations.Plan) -> None:
+        progress.stage(f"chi-squared: {strategy}, {sum(plan.draws)} draws", total=sum(plan.draws))
+
+    progress.stage("chi-squared: the exact law")
+    try:
+        for verdict in continuations.check(
+            engine,
+            oracle_for,
+            missing,
+            prompts,
+            alpha=continuations.RUN_ALPHA / len(strategies),
+            seed=config.seed + 1,
+            dtype=target.dtype,
+            alter=_alteration(config),
+            injected=config.inject,
+            on_plan=on_plan,
+            progress=progress.advance,
+        ):
+            done[verdict.strategy] = verdict
+            store.update(audits=[done[name] for name in strategies if name in done])
+    finally:
+        engine.close()
+
+
+def outcome(document: Run) -> int:
+    """Return the exit code of a finished run: 1 if a lossless strategy was caught, else 0."""
+    return 1 if any(verdict.verdict == "FAIL" for verdict in document.audits) else 0

@@ -1,0 +1,124 @@
+"""`specbench list`: the names that may be used, read from files without importing what they name."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import specbench
+from specbench import registry
+from specbench.errors import UsageError, did_you_mean
+
+EXAMPLES = ("specbench list strategies", "specbench list metrics --json")
+
+PACKAGE = Path(specbench.__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name, the `key=value` options it takes with their defaults, and what it is in a sentence."""
+
+    name: str
+    options: str
+    summary: str
+
+
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND", help="strategies, policies, engines, workloads, models, metrics or faults."
+        ),
+    ],
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List the names of one kind, what each is, and the options it takes."""
+    if kind not in KINDS:
+        raise UsageError(
+            f"cannot list '{kind}'{did_you_mean(kind, KINDS)}", hint=f"known: {', '.join(KINDS)}"
+        )
+    entries = KINDS[kind]()
+    if json_:
+        typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2, ensure_ascii=False))
+        return
+    if not entries:
+        typer.echo(f"no {kind} found", err=True)
+    calls = [entry.name + (f":{entry.options}" if entry.options else "") for entry in entries]
+    width = max(map(len, calls), default=0)
+    for call, entry in zip(calls, entries, strict=True):
+        typer.echo(f"{call:<{width}}  {entry.summary}".rstrip())
+
+
+def _registered(kind: str) -> list[Entry]:
+    folder = PACKAGE / registry.KINDS[kind]
+    return [_described(name, folder / f"{name.replace('-', '_')}.py") for name in registry.names(kind)]
+
+
+def _faults() -> list[Entry]:
+    folder = PACKAGE / "audit" / "faults"
+    files = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
+    return [_described(path.stem.replace("_", "-"), path) for path in files]
+
+
+def _described(name: str, path: Path) -> Entry:
+    """Read a module's first sentence and its `Options` from its text."""
+    if not path.exists():  # from another package, through an entry point
+        return Entry(name, "", "from another package")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    summary = (ast.get_docstring(tree) or "").split("\n\n")[0]
+    return Entry(name, ",".join(_options(tree)), _line(summary))
+
+
+def _options(tree: ast.Module) -> Iterable[str]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == "Options":
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    yield f"{field.target.id.replace('_', '-')}={_default(field.value)}"
+
+
+def _default(value: ast.expr | None) -> str:
+    if value is None:
+        return "…"
+    text = str(value.value) if isinstance(value, ast.Constant) else ast.unparse(value)
+    return text.lower() if text in ("True", "False", "None") else text
+
+
+def _metrics() -> list[Entry]:
+    from specbench.metrics.definitions import DEFINITIONS
+
+    return [Entry(key, "", f"{one.label}: {one.formula}") for key, one in DEFINITIONS.items()]
+
+
+def _models() -> list[Entry]:
+    from specbench.models import aliases
+
+    return [Entry(name, "", _line(summary)) for name, summary in aliases().items()]
+
+
+def _workloads() -> list[Entry]:
+    from specbench.workloads import available, load
+
+    found = [load(name) for name in available()]
+    return [Entry(w.name, "", f"{_line(w.description)} ({len(w.prompts)} prompts)") for w in found]
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+KINDS: dict[str, Callable[[], list[Entry]]] = {
+    "strategies": lambda: _registered("strategy"),
+    "policies": lambda: _registered("policy"),
+    "engines": lambda: _registered("engine"),
+    "workloads": _workloads,
+    "models": _models,
+    "metrics": _metrics,
+    "faults": _faults,
+}

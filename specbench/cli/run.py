@@ -1,0 +1,106 @@
+"""`specbench run`: measure strategies on workloads, check their distribution, print the table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = (
+    "specbench run --models smollm2 --quick",
+    "specbench run --target ./my-model --draft ./my-draft --strategy draft:k=4 --workload prompts.jsonl",
+)
+
+Words = list[str] | None
+
+
+def run(
+    models: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A bundled model: smollm2.", rich_help_panel="Models")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Target: folder, .gguf file, hub id or alias.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(metavar="MODEL", help="Draft model for `draft`.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="float32, bfloat16, float16 or auto.")
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, ...")] = "cpu",
+    draft_device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Where the draft lives.")] = None,
+    strategy: Annotated[
+        Words, typer.Option(metavar="SPEC", help="name:key=value,...; repeat. `specbench list strategies`.")
+    ] = None,
+    workload: Annotated[
+        Words, typer.Option(metavar="NAME", help="A bundled workload, a prompt file, or hub:ID; repeat.")
+    ] = None,
+    temperature: Annotated[list[float] | None, typer.Option(metavar="T", help="Repeat for several.")] = None,
+    load: Annotated[Words, typer.Option(metavar="LOAD", help="c=8, poisson=0.7 or rate=2/s; repeat.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompts a workload.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens an answer.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats, interleaved.")] = 1,
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Requests decoded together at most.")] = 32,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all sampling.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Few prompts, short answers: minutes.")] = False,
+    audit: Annotated[bool, typer.Option(help="Check the output distribution.")] = True,
+    audit_dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32: exact.")] = "float32",
+    inject: Annotated[
+        str | None, typer.Option(metavar="FAULT", help="Break every strategy; `specbench list faults`.")
+    ] = None,
+    engine: Annotated[str, typer.Option(metavar="SPEC", help="local, or simulated:alpha=.8,...")] = "local",
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where run folders go.")] = Path("results"),
+    run_id: Annotated[str | None, typer.Option(metavar="ID", help="Name of the run folder.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do not resume an unfinished run.")] = False,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="terminal, markdown or json.")
+    ] = "terminal",
+) -> None:
+    """Measure decoding strategies and check that they kept the target's distribution."""
+    from specbench.bench.config import DEFAULT_STRATEGIES, DEFAULT_WORKLOADS, RunConfig
+    from specbench.bench.run import outcome
+    from specbench.bench.run import run as carry_out
+    from specbench.cli._progress import RichProgress
+    from specbench.errors import UsageError
+    from specbench.report import report
+
+    if format_ not in ("terminal", "markdown", "json"):
+        raise UsageError(f"no format '{format_}'", hint="use terminal, markdown or json")
+    simulated = engine.partition(":")[0] == "simulated"
+    if models and target:
+        raise UsageError("--models and --target both name the target", hint="give one of them")
+    chosen = models or target or ("simulated" if simulated else None)
+    if chosen is None:
+        raise UsageError(
+            "no model was named", hint="try --models smollm2, or --target FOLDER for a model of your own"
+        )
+    # On CPU the bundled model is timed in bfloat16, twice as fast as float32 there.
+    default_dtype = "bfloat16" if chosen == "smollm2" else "auto"
+    config = RunConfig(
+        target=chosen,
+        draft=draft,
+        dtype=dtype or default_dtype,
+        device=device,
+        draft_device=draft_device,
+        engine=engine,
+        strategies=tuple(strategy or DEFAULT_STRATEGIES + (("draft:k=4",) if draft else ())),
+        workloads=tuple(workload or DEFAULT_WORKLOADS),
+        temperatures=tuple(temperature) if temperature else None,
+        loads=tuple(load) if load else None,
+        limit=limit,
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+        rows=rows,
+        seed=seed,
+        quick=quick,
+        audit=audit,
+        audit_dtype=audit_dtype,
+        inject=inject,
+    )
+    with RichProgress() as progress:
+        document = carry_out(config, output, progress, run_id=run_id, fresh=fresh)
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    typer.echo(report(document, format_, None, color=color), nl=False)  # type: ignore[arg-type]
+    typer.echo(f"\nstored in {output / document.run_id}", err=True)
+    raise typer.Exit(outcome(document))

@@ -1,0 +1,340 @@
+"""The command line: exit codes, one-line errors, help that fits, and what each command prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import specbench
+from specbench import cli
+from specbench.cli import _runs, app, list_, main
+from specbench.errors import CheckFailed, NotMeasured, UsageError
+from specbench.metrics.definitions import DEFINITIONS
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = Path(__file__).parent / "golden"
+COMMANDS = sorted(str(info.name) for info in app.registered_commands)
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def raising(problem: BaseException) -> Any:
+    def command(*_: Any, **__: Any) -> None:
+        raise problem
+
+    return command
+
+
+def assert_error(captured: Any, *words: str) -> None:
+    """Assert that stderr is one line, or one line, a blank and a hint; and stdout is empty."""
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert lines[0].startswith("error: ")
+    assert len(lines) == 1 or (len(lines) == 3 and lines[1] == "" and lines[2].startswith("hint: "))
+    for word in words:
+        assert word in captured.err
+
+
+# ---- Errors and exit codes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["reprot"], ["no command 'reprot'; did you mean 'report'?", "`specbench --help`"]),
+        (["report", "--fromat", "json"], ["no option '--fromat'; did you mean '--format'?"]),
+        (["report", "--width", "3"], ["'--width'", "40"]),
+        (["report", "--width", "wide"], ["'--width'", "`specbench report --help`"]),
+        (["report", "--width"], ["--width"]),
+        (["report", "a", "b"], ["unexpected"]),
+        (["report", "--format", "markdwon", str(GOLDEN / "run")], ["did you mean 'markdown'?"]),
+        (["explain"], ["missing argument"]),
+        (["explain", "ttff"], ["did you mean 'ttft'?"]),
+        (["list", "strategy"], ["did you mean 'strategies'?"]),
+        (["report", "results/none"], ["no run 'results/none'", "latest"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_usage_exits_2_with_one_line(
+    arguments: list[str], words: list[str], capsys: Captured, in_empty_folder: Path
+) -> None:
+    """Whatever is wrong with a call, stderr holds one line and a way out, and the exit code is 2."""
+    assert main(arguments) == 2
+    assert_error(capsys.readouterr(), *words)
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        (UsageError("wrong", hint="try this"), 2),
+        (CheckFailed("slower\nthan before"), 1),
+        (NotMeasured("too busy"), 3),
+        (ZeroDivisionError("oops"), 3),
+    ],
+)
+def test_errors_have_their_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, problem: Exception, code: int
+) -> None:
+    """Each branch of the error tree has its exit code; the unexpected counts as not measured."""
+    monkeypatch.setattr(_runs, "run_folder", raising(problem))
+    monkeypatch.setattr("specbench.cli.report.run_folder", raising(problem))
+    assert main(["report"]) == code
+    assert_error(capsys.readouterr())
+
+
+def test_the_unexpected_names_itself(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """An internal error is one line with its type and the option that shows more."""
+    monkeypatch.setattr("specbench.cli.report.run_folder", raising(ZeroDivisionError("oops")))
+    assert main(["report"]) == 3
+    assert capsys.readouterr().err == "error: internal error: ZeroDivisionError: oops, rerun with --debug\n"
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "report"], ["report", "--debug"]])
+def test_debug_shows_the_traceback_wherever_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, arguments: list[str]
+) -> None:
+    """With --debug, before or after the command, the traceback comes first; the exit code stays."""
+    monkeypatch.setattr("specbench.cli.report.run_folder", raising(UsageError("wrong")))
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Traceback")
+    assert error.endswith("error: wrong\n")
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), typer.Abort()])
+def test_an_interrupt_exits_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, problem: BaseException
+) -> None:
+    """Ctrl-C ends with 130 and says how to go on."""
+    monkeypatch.setattr("specbench.cli.report.run_folder", raising(problem))
+    assert main(["report"]) == 130
+    assert capsys.readouterr().err == "interrupted; run the same command again to resume\n"
+
+
+def test_a_command_chooses_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`typer.Exit(1)` in a command is the exit code of the process."""
+    monkeypatch.setattr("specbench.cli.report.run_folder", raising(typer.Exit(1)))
+    assert main(["report"]) == 1
+
+
+def test_as_a_process(tmp_path: Path) -> None:
+    """`python -m specbench` passes the exit code on and keeps stdout for results."""
+    command = [sys.executable, "-m", "specbench"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    options: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": environment,
+        "capture_output": True,
+        "text": True,
+        "timeout": 60,
+        "check": False,
+    }
+    wrong = subprocess.run([*command, "report"], **options)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: no run in results/ yet\n\nhint: ")
+    fine = subprocess.run([*command, "report", str(GOLDEN / "run"), "--width", "100"], **options)
+    assert (fine.returncode, fine.stderr) == (0, "")
+    assert fine.stdout == (GOLDEN / "terminal-100.txt").read_text(encoding="utf-8")
+
+
+# ---- Help -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen_and_ends_with_two_examples(command: str, capsys: Captured) -> None:
+    """Each command's help is at most 50 lines of 80 columns and closes with two runnable command lines."""
+    assert main([command, "--help"]) == 0
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    assert len(lines) <= 50
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[-3].strip() == "Examples:"
+    for line in lines[-2:]:
+        assert shlex.split(line)[:2] == ["specbench", command]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_parse(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examples name options and arguments the command has."""
+    stem = command.replace("-", "_")
+    module = sys.modules.get(f"specbench.cli.{stem}") or sys.modules[f"specbench.cli.{stem}_"]
+    click_command = typer.main.get_command(app)
+    for example in module.EXAMPLES:
+        words = shlex.split(example)[1:]
+        context = click_command.make_context("specbench", list(words))
+        name, found, rest = click_command.resolve_command(context, words)  # type: ignore[attr-defined]
+        found.make_context(name, rest)
+
+
+def test_help_is_quick() -> None:
+    """`specbench --help` takes less than half a second of processor time."""
+    before = os.times()
+    subprocess.run(
+        [sys.executable, "-m", "specbench", "--help"], cwd=ROOT, capture_output=True, timeout=60, check=True
+    )
+    after = os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    assert used < 0.5
+
+
+def test_version(capsys: Captured) -> None:
+    """--version prints the version and nothing else."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"specbench {specbench.__version__}\n"
+
+
+def test_nothing_asked_shows_the_help(capsys: Captured) -> None:
+    """Without a command the help goes to stderr, and the call counts as wrong usage."""
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Commands:" in captured.err
+
+
+# ---- report -----------------------------------------------------------------------------------------
+
+
+def put_run(folder: Path, run_id: str, age_s: float) -> Path:
+    """Copy the hand-made run to results/, last written `age_s` seconds ago."""
+    target = folder / "results" / run_id
+    shutil.copytree(GOLDEN / "run", target)
+    when = time.time() - age_s
+    os.utime(target / "run.json", (when, when))
+    return target
+
+
+@pytest.mark.parametrize("name", ["latest", "new", "results/new", "results/new/run.json"])
+def test_ways_to_name_a_run(name: str, in_empty_folder: Path) -> None:
+    """A run is named by `latest`, its id, its folder or its run.json."""
+    put_run(in_empty_folder, "old", 100)
+    put_run(in_empty_folder, "new", 50)
+    assert _runs.run_folder(name) == Path("results/new")
+
+
+def test_a_near_miss_of_a_run_is_suggested(in_empty_folder: Path) -> None:
+    """A misspelt run id names the one that was meant."""
+    put_run(in_empty_folder, "monday", 0)
+    with pytest.raises(UsageError, match="did you mean 'monday'"):
+        _runs.run_folder("mondya")
+
+
+def test_a_folder_without_a_run(capsys: Captured, in_empty_folder: Path) -> None:
+    """A folder that is no run is an error of one line."""
+    assert main(["report", "."]) == 2
+    assert_error(capsys.readouterr(), "no run in .", "latest")
+
+
+@pytest.mark.parametrize("options", [["--json"], ["--format", "json"]])
+def test_report_as_json(options: list[str], capsys: Captured) -> None:
+    """JSON on stdout is one document."""
+    assert main(["report", str(GOLDEN / "run"), *options]) == 0
+    assert json.loads(capsys.readouterr().out)["run_id"] == "sample"
+
+
+def test_report_to_a_file(tmp_path: Path, capsys: Captured) -> None:
+    """--output writes the file and leaves stdout empty."""
+    target = tmp_path / "report.md"
+    assert main(["report", str(GOLDEN / "run"), "--format", "markdown", "--output", str(target)]) == 0
+    assert capsys.readouterr().out == ""
+    assert target.read_text(encoding="utf-8") == (GOLDEN / "report.md").read_text(encoding="utf-8")
+
+
+def test_report_to_a_place_that_cannot_be_written(tmp_path: Path, capsys: Captured) -> None:
+    """An output file in a folder that is not there is an error of one line."""
+    assert main(["report", str(GOLDEN / "run"), "--output", str(tmp_path / "none" / "x.md")]) == 2
+    assert_error(capsys.readouterr(), "cannot write")
+
+
+class Terminal:
+    """A stdout that says it is a terminal."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("no_color", "expected"), [(None, True), ("1", False)])
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch, no_color: str | None, expected: bool) -> None:
+    """On a terminal the report is coloured unless NO_COLOR is set."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main(["report", str(GOLDEN / "run")]) == 0
+    assert ("\x1b[" in terminal.text) is expected
+
+
+# ---- list and explain -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(list_.KINDS))
+def test_every_kind_can_be_listed(kind: str, capsys: Captured) -> None:
+    """Each kind lists its names, also as JSON; what does not exist yet lists nothing."""
+    assert main(["list", kind, "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert main(["list", kind]) == 0
+    text = capsys.readouterr().out
+    for entry in entries:
+        assert set(entry) == {"name", "options", "summary"}
+        assert entry["name"] in text
+
+
+def test_listing_shows_options_with_defaults(tmp_path: Path) -> None:
+    """A module's options, their defaults and its first sentence are read from its text."""
+    path = tmp_path / "odd_one.py"
+    path.write_text(
+        '"""Does odd\nthings.\n\nMore."""\nimport nowhere\n'
+        "class Options:\n    k: int = 4\n    best_of: int\n    fast: bool = True\n    mode: str = 'x'\n",
+        encoding="utf-8",
+    )
+    entry = list_._described("odd-one", path)
+    assert (entry.options, entry.summary) == ("k=4,best-of=…,fast=true,mode=x", "Does odd things.")
+
+
+def test_every_metric_can_be_explained(capsys: Captured) -> None:
+    """`explain` knows each metric by its key and prints its formula."""
+    for key, definition in DEFINITIONS.items():
+        assert main(["explain", key]) == 0
+        assert definition.formula in capsys.readouterr().out
+
+
+def test_explain_says_what_others_call_it(capsys: Captured) -> None:
+    """Other tools' definitions are printed, by label as well as by key, and as JSON."""
+    assert main(["explain", "draft acceptance rate"]) == 0
+    assert "vLLM" in capsys.readouterr().out
+    assert main(["explain", "ttft", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["key"] == "ttft"
+
+
+def test_commands_are_registered_in_order() -> None:
+    """`run` and `report` lead the list of commands; each file of the package is one."""
+    files = {p.stem.rstrip("_").replace("_", "-") for p in Path(cli.__file__).parent.glob("[!_]*.py")}
+    assert set(COMMANDS) == files
+    listed = [info.name for info in app.registered_commands]
+    first = [name for name in ("run", "report") if name in listed]
+    assert listed[: len(first)] == first
