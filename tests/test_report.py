@@ -1,6 +1,6 @@
 """What a stored run says: golden files, the sentences, and that no width loses anything.
 
-`UPDATE_GOLDEN=1 pytest tests/test_report.py` rewrites the golden files; read the difference before committing.
+`UPDATE_GOLDEN=1 pytest tests/test_report.py` rewrites the golden files; read the difference then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -19,7 +19,8 @@ from specbench.bench.store import Run, RunStore
 from specbench.errors import UsageError
 from specbench.metrics.definitions import DEFINITIONS
 from specbench.metrics.summary import CellSummary, Distribution, Estimate
-from specbench.report import report, wording
+from specbench.records import plain
+from specbench.report import Format, report, wording
 from specbench.report.build import build
 from specbench.report.conclusions import what_was_fastest, whether_it_held
 from specbench.report.headline import HEADLINES, headline_of
@@ -153,7 +154,7 @@ def test_markdown_tables_are_rectangular(run: Run) -> None:
 def test_json_is_one_document_with_the_numbers_of_the_tables(run: Run) -> None:
     """The JSON format parses, and each column's name is a key of its cells or audits."""
     document = json.loads(report(run, "json"))
-    assert document["cells"][2]["decode_speedup"] == dataclasses.asdict(run.cells[2].decode_speedup)
+    assert document["cells"][2]["decode_speedup"] == plain(run.cells[2].decode_speedup)
     assert document["banners"]
     assert len(document["conclusions"]) == 2
     for table in build(run).tables[:-1]:
@@ -191,7 +192,7 @@ def test_the_baseline_comes_first_and_is_marked(run: Run) -> None:
 
 def test_what_was_not_measured_is_a_dash(run: Run) -> None:
     """A cell of which only counts are known prints dashes, and no zero."""
-    values = {
+    values: dict[str, Any] = {
         field.name: None
         for field in dataclasses.fields(CellSummary)
         if "None" in str(field.type) and field.name not in ("key",)
@@ -235,8 +236,8 @@ def test_reasons_to_doubt_are_at_the_top(run: Run, changes: dict[str, Any], word
     """Each circumstance that spoils the numbers has its banner above the tables, in text and Markdown."""
     quiet = but(run, busy=None, config={}, status="complete", audits=[])
     assert build(quiet).banners == ()
-    for format_ in ("terminal", "markdown"):
-        text = report(but(quiet, **changes), format_, 200)  # type: ignore[arg-type]
+    for format_ in get_args(Format)[:2]:
+        text = report(but(quiet, **changes), format_, 200)
         assert words in text
         assert text.index(words) < text.index("decode speedup")
 
@@ -251,8 +252,8 @@ def test_verdicts_that_matter_are_banners(run: Run, verdict: Any, words: str) ->
 def test_an_empty_run_says_so(run: Run) -> None:
     """A run in which nothing was measured yet, and whose configuration is bare, still reports."""
     bare = Run("x", 1, "running", "", {}, {}, None)
-    for format_ in ("terminal", "markdown", "json"):
-        assert "Nothing has been measured yet" in report(bare, format_, 80)  # type: ignore[arg-type]
+    for format_ in get_args(Format):
+        assert "Nothing has been measured yet" in report(bare, format_, 80)
 
 
 # ---- Conclusions ------------------------------------------------------------------------------------
@@ -301,6 +302,13 @@ def test_no_interval_is_no_certainty(run: Run) -> None:
     assert "without an interval: early-exit:k=3 (0.70x)" in text
 
 
+def test_the_runners_up_are_told_apart_only_by_their_intervals(run: Run) -> None:
+    """A rival whose interval overlaps the winner's is about as fast, one clear of it also faster."""
+    text = fastest(run, ngram=(1.91, 1.73, 2.10), draft=(1.86, 1.76, 1.94), exit=(1.2, 1.1, 1.3))
+    assert text.startswith("ngram:k=4 was fastest: 1.91x")
+    assert "; about as fast: draft:k=4 (1.86x); also faster: early-exit:k=3 (1.20x)" in text
+
+
 def test_without_rivals_there_is_no_claim(run: Run) -> None:
     """Ordinary decoding alone, or rivals without a speedup, give no ranking."""
     cells = cells_of(run, "predictable", 0.0)
@@ -342,6 +350,12 @@ def test_every_verdict_is_told(run: Run) -> None:
     ):
         assert words in text
     assert whether_it_held([], ["n"]) == "Output distribution: not checked."
+
+
+def test_a_baseline_that_fails_its_audit_is_told(run: Run) -> None:
+    """Ordinary decoding that fails the audit casts doubt on everything, so the sentence names it."""
+    audits = [audit(run, "ordinary", "FAIL", p_value=1e-6), audit(run, "a", "PASS")]
+    assert "DID NOT HOLD for ordinary (p = 1e-06); held (" in whether_it_held(audits, ["a"], "ordinary")
 
 
 def test_each_workload_has_one_conclusion_by_its_own_headline(run: Run) -> None:

@@ -12,7 +12,7 @@ import time
 import types
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -348,7 +348,8 @@ def test_yaml_minimal(tmp_path: Path) -> None:
 def test_yaml_full(tmp_path: Path) -> None:
     """A header's settings reach the workload."""
     write(tmp_path, "p.jsonl", '{"prompt": "x"}')
-    text = "{name: n, prompts: p.jsonl, temperatures: [0.5], max_new_tokens: 9, loads: [c=2, rate=3/s], headline: e2e}"
+    text = "{name: n, prompts: p.jsonl, temperatures: [0.5], max_new_tokens: 9, loads: [c=2, rate=3/s], "
+    text += "headline: e2e}"
     workload = load(write(tmp_path, "mine.yml", text))
     assert (workload.name, workload.temperatures, workload.max_new_tokens) == ("n", (0.5,), 9)
     assert workload.loads == (Load("closed", concurrency=2), Load("poisson", rate=3.0))
@@ -544,14 +545,20 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 def test_hub_columns(
-    hub: Any, spec: str, asked: tuple[str, str | None, str], row: dict[str, Any], text: str, content: str
+    hub: Any,
+    spec: str,
+    asked: tuple[str, str | None, str],
+    row: dict[str, Any],
+    text: str | None,
+    content: str | None,
 ) -> None:
     """The split, the configuration and the column of a data set are found as the spec says."""
     hub.tables[asked] = [row]
     workload = load(spec)
     (prompt,) = workload.prompts
     assert prompt.text == text
-    assert prompt.messages == (None if content is None else ({"role": "user", "content": content},))
+    asked_as_user = None if content is None else (Message(role="user", content=content),)
+    assert prompt.messages == asked_as_user
     assert (workload.name, workload.source, prompt.id) == ("n", spec, "row-0")
 
 
@@ -709,16 +716,19 @@ def test_bad_label(label: str, message: str) -> None:
     assert "c=8" in (caught.value.hint or "")
 
 
-def test_contradictory_load() -> None:
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("closed", {}),
+        ("closed", {"rate": 1.0}),
+        ("poisson", {"utilisation": 0.5, "rate": 1.0}),
+        ("poisson", {"concurrency": 2}),
+    ],
+)
+def test_contradictory_load(kind: Literal["closed", "poisson"], numbers: dict[str, Any]) -> None:
     """A load with no number, two numbers or the wrong one is refused."""
-    for make in (
-        lambda: Load("closed"),
-        lambda: Load("closed", rate=1.0),
-        lambda: Load("poisson", utilisation=0.5, rate=1.0),
-        lambda: Load("poisson", concurrency=2),
-    ):
-        with pytest.raises(WorkloadError, match="cannot be made from"):
-            make()
+    with pytest.raises(WorkloadError, match="cannot be made from"):
+        Load(kind, **numbers)
 
 
 def test_poisson_arrivals() -> None:

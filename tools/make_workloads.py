@@ -771,12 +771,12 @@ def handwritten(name: str) -> list[Draft]:
 
 
 def misspell(rng: Random, text: str, count: int) -> str:
-    """Swap two inner letters in some of the longer words."""
+    """Swap two letters, neither first nor among the last two, in some of the longer words."""
     words = text.split(" ")
     long_words = [index for index, word in enumerate(words) if len(word) > 5 and word.isalpha()]
     for index in shuffled(rng, long_words)[:count]:
         word = words[index]
-        places = [i for i in range(1, len(word) - 2) if word[i] != word[i + 1]]
+        places = [i for i in range(1, len(word) - 3) if word[i] != word[i + 1]]
         place = pick(rng, places)
         words[index] = word[:place] + word[place + 1] + word[place] + word[place + 2 :]
     return " ".join(words)

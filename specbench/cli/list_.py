@@ -60,12 +60,6 @@ def _registered(kind: str) -> list[Entry]:
     return [_described(name, folder / f"{name.replace('-', '_')}.py") for name in registry.names(kind)]
 
 
-def _faults() -> list[Entry]:
-    folder = PACKAGE / "audit" / "faults"
-    files = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
-    return [_described(path.stem.replace("_", "-"), path) for path in files]
-
-
 def _described(name: str, path: Path) -> Entry:
     """Read a module's first sentence and its `Options` from its text."""
     if not path.exists():  # from another package, through an entry point
@@ -120,5 +114,5 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
     "workloads": _workloads,
     "models": _models,
     "metrics": _metrics,
-    "faults": _faults,
+    "faults": lambda: _registered("fault"),
 }

@@ -33,7 +33,8 @@ def conclusions(run: Run) -> Iterator[str]:
                 clauses.append(f"{where}: {what_was_fastest(same, headline)}.")
         strategies = dict.fromkeys(cell.key.strategy for cell in cells if not cell.is_baseline)
         rivals = [strategy for strategy in strategies if not is_again(strategy)]
-        yield f"{name}, {' '.join(clauses)} {whether_it_held(run.audits, rivals)}{_trust(run)}"
+        baseline = next((cell.key.strategy for cell in cells if cell.is_baseline), None)
+        yield f"{name}, {' '.join(clauses)} {whether_it_held(run.audits, rivals, baseline)}{_trust(run)}"
 
 
 def what_was_fastest(cells: Sequence[CellSummary], headline: Headline) -> str:
@@ -50,29 +51,38 @@ def what_was_fastest(cells: Sequence[CellSummary], headline: Headline) -> str:
     ranked = sorted(rivals, key=lambda name: -rivals[name].value)
     best, rest = ranked[0], ranked[1:]
     parts = [_first(best, rivals[best], again, headline.object)]
-    groups: tuple[tuple[Outcome, str], ...] = (
-        ("faster", "also faster"),
-        ("noise", "inside the noise"),
-        ("unknown", "without an interval"),
-        ("slower", "lost"),
-    )
-    for outcome, words in groups:
-        members = [f"{n} ({rivals[n].value:.2f}x)" for n in rest if _outcome(rivals[n], again) == outcome]
+    told: dict[str, list[str]] = {
+        words: []
+        for words in ("about as fast", "also faster", "inside the noise", "without an interval", "lost")
+    }
+    for name in rest:
+        told[_beside(rivals[name], rivals[best], again)].append(f"{name} ({rivals[name].value:.2f}x)")
+    for words, members in told.items():
         if members:
-            named = listing(members)
-            parts.append(f"{named} {words}" if outcome == "slower" else f"{words}: {named}")
+            parts.append(f"{listing(members)} lost" if words == "lost" else f"{words}: {listing(members)}")
     return "; ".join(parts)
 
 
-def whether_it_held(audits: Sequence[ChiSquaredVerdict], strategies: Sequence[str]) -> str:
-    """Say what the audit found about these strategies."""
+def _beside(estimate: Estimate, best: Estimate, again: Estimate | None) -> str:
+    """Word how a strategy did that was not the best; overlapping intervals do not tell two apart."""
+    outcome = _outcome(estimate, again)
+    if outcome == "faster":
+        assert estimate.high is not None  # else the outcome is unknown
+        return "about as fast" if best.low is not None and estimate.high >= best.low else "also faster"
+    return {"noise": "inside the noise", "unknown": "without an interval", "slower": "lost"}[outcome]
+
+
+def whether_it_held(
+    audits: Sequence[ChiSquaredVerdict], strategies: Sequence[str], baseline: str | None = None
+) -> str:
+    """Say what the audit found about these strategies, and about the baseline where it should not have."""
     relevant = [audit for audit in audits if audit.strategy in strategies]
     if not strategies:
         return "Output distribution: nothing to compare."
     if not relevant:
         return "Output distribution: not checked."
     parts = []
-    failed = [audit for audit in relevant if audit.verdict == "FAIL"]
+    failed = [a for a in audits if a.verdict == "FAIL" and a.strategy in (*strategies, baseline)]
     if failed:
         named = listing([f"{a.strategy} (p = {probability(a.p_value)})" for a in failed])
         parts.append(f"DID NOT HOLD for {named}")

@@ -367,7 +367,7 @@ class StepLoop:
         marks.append(stopwatch.mark())
         record = StepRecord(
             step=step,
-            batch=len(rows),
+            batch=len(rounds),
             tokens_in=tokens_used,
             tokens_padded=tokens_in - tokens_used,
             context_max=context,
