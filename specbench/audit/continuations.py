@@ -31,6 +31,8 @@ RUN_ALPHA = 1e-3
 DETECTABLE_TV = 0.05
 TOP_K = 3
 MINIMUM_EXPECTED = 10.0
+MINIMUM_SHARE = 0.02
+"""The least share of a prompt's draws that a cell of its own must expect: few cells need fewer draws."""
 _MARGIN = 1.02  # more draws than the formula asks for, since pooling depends on their number
 
 BRANCH_PROMPTS = (
@@ -66,8 +68,8 @@ def plan(oracle: Oracle, prompts: Sequence[tuple[int, ...]], *, max_draft: int, 
         alpha: this strategy's share of the run's error budget.
     """
     horizon = max_draft + 3
-    # Cells below 10 / N are pooled anyway: with the floor below, no N up to 20,000 a prompt is affected.
-    laws = [oracle.continuation_law(prompt, horizon, floor=MINIMUM_EXPECTED / 20_000) for prompt in prompts]
+    # Pooling joins whatever is rarer than its share, so branches far below that need not be told apart.
+    laws = [oracle.continuation_law(prompt, horizon, floor=MINIMUM_SHARE / 20) for prompt in prompts]
     each = 200
     while True:
         df = sum(_cells(law, each) - 1 for law in laws)
@@ -79,7 +81,12 @@ def plan(oracle: Oracle, prompts: Sequence[tuple[int, ...]], *, max_draft: int, 
 
 def _cells(law: ExpectedTable, draws: int) -> int:
     expected = np.array(list(law.continuations.values())) * draws
-    return len(set(stats.pool_by_expected(expected, MINIMUM_EXPECTED).tolist()))
+    return len(set(stats.pool_by_expected(expected, minimum_expected(draws)).tolist()))
+
+
+def minimum_expected(draws: int) -> float:
+    """Return the expected count below which a cell joins the tail."""
+    return max(MINIMUM_EXPECTED, MINIMUM_SHARE * draws)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,7 @@ def verdict(
             list(zip(plan.laws, drawn.continuations, strict=True)),
             alpha=plan.alpha,
             generator=np.random.default_rng(seed),
-            minimum_expected=MINIMUM_EXPECTED,
+            minimum_expected=minimum_expected(plan.draws[0]),
         )
     word, reason = _decide(opened, drawn, result)
     return ChiSquaredVerdict(

@@ -14,7 +14,7 @@ BASELINE = "ordinary"
 AGAIN = "ordinary#2"
 """The A/A row: ordinary decoding against itself, under other random numbers."""
 
-DEFAULT_STRATEGIES = ("ngram:k=4", "early-exit:layers=8,k=3")
+DEFAULT_STRATEGIES = ("ngram:k=4", "early-exit:layers=8,k=2")
 DEFAULT_WORKLOADS = ("predictable", "novel", "short-output", "high-concurrency")
 
 QUICK_LIMITS = {"predictable": 6, "novel": 6, "short-output": 12, "high-concurrency": 16}

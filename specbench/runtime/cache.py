@@ -21,15 +21,16 @@ class Placement:
     """Where one forward writes and what it reads.
 
     Rows `first` to `first + num` are in the forward. With `start` given (one row, nothing padded) its
-    tokens go to slots `start` onward; otherwise token (b, r) goes to `slots[b, r]`. Attention reads
-    slots below `span`.
+    tokens go to slots `start` onward; otherwise each token goes to its place in `rows` and `slots`, which
+    broadcast to the shape of the tokens. Attention reads slots below `span`.
     """
 
     first: int
     num: int
     span: int
-    start: int | None
-    slots: Tensor | None
+    start: int | None = None
+    rows: Tensor | None = None
+    slots: Tensor | None = None
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
@@ -42,20 +43,18 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.placement: Placement | None = None
-        self._row_index: Tensor | None = None
 
     def place(self, placement: Placement) -> None:
         """Say where the next forward writes; call before every forward."""
         self.placement = placement
-        if placement.slots is not None:
-            device = placement.slots.device
-            rows = torch.arange(placement.first, placement.first + placement.num, device=device)
-            self._row_index = rows[:, None]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write `[num, heads, R, dim]` entries of a layer; return what its attention may read."""
+        """Write the entries of a layer; return what its attention may read, `[num, heads, span, dim]`.
+
+        The entries are `[num, heads, R, dim]`, or `[1, heads, T, dim]` when the batch is packed.
+        """
         at = self.placement
         assert at is not None, "place() comes before every forward"
         if layer_idx not in self.keys:
@@ -67,7 +66,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
             if at.start is not None:
                 stored[at.first, :, at.start : at.start + new.shape[2]] = new[0]
             else:
-                stored[self._row_index, :, at.slots] = new.transpose(1, 2)
+                stored[at.rows, :, at.slots] = new.transpose(1, 2)
             read.append(stored[rows, :, : at.span])
         return read[0], read[1]
 

@@ -237,7 +237,15 @@ class StepLoop:
         self._sampling = None
         proposal = Proposal.empty(len(rows), runner.device)
         return self._finish_step(
-            rows, proposal, logits, "prefill", started, marks, [0] * len(rows), tokens.numel(), sum(counts)
+            rows,
+            proposal,
+            logits,
+            "prefill",
+            started,
+            marks,
+            [0] * len(rows),
+            output.tokens_sent,
+            sum(counts),
         )
 
     @torch.inference_mode()
@@ -270,7 +278,7 @@ class StepLoop:
             started,
             marks,
             drafted,
-            tokens.numel(),
+            output.tokens_sent,
             sum(drafted) + len(rows),
             output.features,
         )

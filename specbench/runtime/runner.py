@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,10 +23,14 @@ from specbench.runtime.stopwatch import Mark, Stopwatch
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Logits `[num, R, V]` (R = 1 where only one row each was asked for), and captured hidden states."""
+    """Logits `[num, R, V]` (R = 1 where only one row each was asked for), and captured hidden states.
+
+    `tokens_sent` counts the tokens the model computed, padding included.
+    """
 
     logits: Tensor
-    features: dict[int, Tensor] = field(default_factory=dict)
+    features: dict[int, Tensor]
+    tokens_sent: int
 
 
 class ModelRunner:
@@ -87,41 +92,65 @@ class ModelRunner:
         num, width = tokens.shape
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
         span = max(ends)
-        padded = any(count < width for count in counts)
-        one_row = num == 1 and not padded
+        ragged = any(count < width for count in counts)
         offsets = torch.arange(width, device=self.device)
-        if one_row:
+        packing: attention.Packing | None = None
+        if num == 1 and not ragged:
             positions = (offsets + starts[0])[None]
-            placement = Placement(first_row, num, span, starts[0], None)
+            placement = Placement(first_row, num, span, start=starts[0])
         else:
-            start = torch.tensor(starts, device=self.device)[:, None]
-            positions = start + offsets
-            valid = offsets < torch.tensor(counts, device=self.device)[:, None]
-            slots = torch.where(valid, positions, self.cache.width)
-            placement = Placement(first_row, num, span, None, slots)
+            positions = torch.tensor(starts, device=self.device)[:, None] + offsets
+            rows = torch.arange(first_row, first_row + num, device=self.device)[:, None]
+            slots = positions
+            if ragged:
+                valid = offsets < torch.tensor(counts, device=self.device)[:, None]
+                if self.owns_attention:
+                    packing = _pack(valid, sum(counts))
+                    rows, slots = rows.expand_as(valid)[valid][None], slots[valid][None]
+                else:
+                    slots = torch.where(valid, positions, self.cache.width)
+            placement = Placement(first_row, num, span, rows=rows, slots=slots)
         self.cache.place(placement)
-        mask = self._mask(positions, span, starts, ends, width)
+        mask = self._mask(positions, span, starts, width)
+        if packing is not None:
+            tokens, positions = tokens[valid][None], slots
         if self.max_context is not None:
             positions = positions.clamp(max=self.max_context - 1)
         arguments: dict[str, Any] = {self._cache_argument: self.cache, "use_cache": True}
-        if keep is not None and self._keeps_logits:
-            wanted = sorted(set(keep))
-            arguments["logits_to_keep"] = torch.tensor(wanted, device=self.device)
-        with self._running(feature_layers) as features:
+        wanted = self._logits_wanted(keep, counts, packing)
+        if wanted is not None:
+            arguments["logits_to_keep"] = wanted
+        with self._running(feature_layers) as features, attention.packed(packing):
             result = self.model(
                 input_ids=tokens, attention_mask=mask, position_ids=positions, return_dict=True, **arguments
             )
         logits: Tensor = result.logits
-        if keep is not None:
-            where = [wanted.index(k) for k in keep] if self._keeps_logits else list(keep)
-            rows = torch.arange(num, device=self.device)
-            logits = logits[rows, torch.tensor(where, device=self.device)][:, None]
+        if packing is not None:
+            features = {layer: states[0][packing.unfold] for layer, states in features.items()}
+            logits = logits[0][packing.unfold] if wanted is None else logits[0][:, None]
+        if keep is not None and (packing is None or wanted is None):
+            at = torch.tensor(list(keep), device=self.device)
+            if wanted is not None:
+                at = torch.searchsorted(wanted, at)
+            logits = logits[torch.arange(num, device=self.device), at][:, None]
         self.forwards.append((begin, self.stopwatch.mark()))
-        return Output(logits, features)
+        return Output(logits, features, tokens.numel())
 
-    def _mask(
-        self, positions: Tensor, span: int, starts: Sequence[int], ends: Sequence[int], width: int
-    ) -> Any:
+    def _logits_wanted(
+        self, keep: Sequence[int] | None, counts: Sequence[int], packing: attention.Packing | None
+    ) -> Tensor | None:
+        """Return the places of a sequence whose logits the model should compute; None for all.
+
+        Packed, these are exactly the rows asked for. Otherwise the model takes one list for all rows.
+        """
+        if keep is None or not self._keeps_logits:
+            return None
+        if packing is None:
+            return torch.tensor(sorted(set(keep)), device=self.device)
+        before = [0, *accumulate(counts)]
+        return torch.tensor([b + k for b, k in zip(before, keep, strict=False)], device=self.device)
+
+    def _mask(self, positions: Tensor, span: int, starts: Sequence[int], width: int) -> Any:
         """Return what the model takes as `attention_mask`: a 4-D mask, one per kind of layer, or None."""
         sees_all = self.owns_attention and (
             (len(starts) == 1 and width == 1) or (max(starts) == 0 and span == width)
@@ -186,6 +215,14 @@ class ModelRunner:
         total = sum(self.stopwatch.seconds(*pair) for pair in self.forwards)
         self.forwards.clear()
         return total
+
+
+def _pack(valid: Tensor, total: int) -> attention.Packing:
+    """Return the packing of the `[num, R]` places that hold one of `total` tokens."""
+    unfold = (valid.flatten().cumsum(0) - 1).reshape(valid.shape).masked_fill(~valid, 0)
+    places = torch.arange(valid.numel(), device=valid.device)[valid.flatten()]
+    assert len(places) == total
+    return attention.Packing(unfold, places)
 
 
 def decoder_layers(model: Any) -> tuple[nn.Module, str]:

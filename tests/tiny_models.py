@@ -1,0 +1,200 @@
+"""Tiny random models of several families, weights scaled up so that attention and positions matter."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+VOCAB = 17
+CONTEXT = 96
+WINDOW = 6
+
+_SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_GROUPED = {**_SHAPE, "num_key_value_heads": 2, "head_dim": 8}
+
+_FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", _GROUPED),
+    "gpt2": (
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {
+            "vocab_size": VOCAB,
+            "n_embd": 32,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": CONTEXT,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "tie_word_embeddings": False,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        },
+    ),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {k: v for k, v in _GROUPED.items() if k != "head_dim"}),
+    "qwen2-window": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {
+            **{k: v for k, v in _GROUPED.items() if k != "head_dim"},
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _GROUPED),
+    "mistral-window": ("MistralConfig", "MistralForCausalLM", {**_GROUPED, "sliding_window": WINDOW}),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {
+            **_GROUPED,
+            "sliding_window": WINDOW,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 30.0,
+            "query_pre_attn_scalar": 8,
+            "attn_implementation": "eager",
+        },
+    ),
+    "neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", _SHAPE),
+    "opt": (
+        "OPTConfig",
+        "OPTForCausalLM",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "word_embed_proj_dim": 32,
+            "ffn_dim": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "max_position_embeddings": CONTEXT,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": 1,
+            "dropout": 0.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    # What the slot cache cannot decode.
+    "mamba": (
+        "MambaConfig",
+        "MambaForCausalLM",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "state_size": 4,
+            "attn_implementation": "eager",
+            "num_hidden_layers": 2,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+        },
+    ),
+    "bloom": (
+        "BloomConfig",
+        "BloomForCausalLM",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "attn_implementation": "eager",
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon-alibi": (
+        "FalconConfig",
+        "FalconForCausalLM",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "alibi": True,
+            "new_decoder_architecture": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "tie_word_embeddings": False,
+        },
+    ),
+}
+
+FAMILIES = tuple(name for name in _FAMILIES if name not in ("mamba", "bloom", "falcon-alibi"))
+"""Those that can be decoded."""
+
+
+def build(
+    family: str, *, seed: int = 0, gain: float = 6.0, head: float = 0.4, **changes: Any
+) -> transformers.PreTrainedModel:
+    """Return a new random model in evaluation mode.
+
+    Args:
+        family: a key of the table above.
+        seed: of its weights.
+        gain: by which the matrices are scaled after initialisation.
+        head: standard deviation of the output head's weights.
+        changes: of its configuration.
+    """
+    config_name, model_name, settings = _FAMILIES[family]
+    settings = {**settings, **changes}
+    attention = settings.pop("attn_implementation", "sdpa")
+    config = getattr(transformers, config_name)(**settings)
+    config._attn_implementation = attention
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: transformers.PreTrainedModel = getattr(transformers, model_name)(config)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 and "embed" not in name:
+                parameter.data.mul_(gain)
+            elif "embed" in name:
+                parameter.data.normal_(0, 0.7)
+        model.get_output_embeddings().weight.data.normal_(0, head)
+    return model.eval().requires_grad_(False)
+
+
+@functools.cache
+def shared(family: str) -> transformers.PreTrainedModel:
+    """Return the one model of a family that tests only read, its attention as transformers chose it."""
+    return build(family)
+
+
+def copied(model: transformers.PreTrainedModel, attention: str) -> transformers.PreTrainedModel:
+    """Return a copy of a model under an attention implementation."""
+    twin = copy.deepcopy(model)
+    twin.set_attn_implementation(attention)
+    return twin
+
+
+@torch.inference_mode()
+def uncached(model: Any, tokens: Sequence[int]) -> Tensor:
+    """Return the logits `[len, V]` of a plain forward without a cache."""
+    logits: Tensor = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return logits
+
+
+def greedy(model: Any, prompt: Sequence[int], num: int) -> list[int]:
+    """Return the next `num` tokens by the plainest greedy decoding: a whole forward for each."""
+    tokens = list(prompt)
+    for _ in range(num):
+        tokens.append(int(uncached(model, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
