@@ -1,15 +1,32 @@
-"""Tiny random models of several families, weights scaled up so that attention and positions matter."""
+"""Tiny random models of several families, and how tests decode with them.
+
+Weights are scaled up so that attention and positions matter; greedy output does not settle on one token.
+"""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+
+from specbench.metrics import identities
+from specbench.records import (
+    CellKey,
+    CellRecords,
+    Request,
+    RequestRecord,
+    RoundRecord,
+    SamplingParams,
+    Serving,
+    StepRecord,
+)
+from specbench.runtime.events import Chunk, Event, Finished, Stepped
 
 VOCAB = 17
 CONTEXT = 96
@@ -144,7 +161,7 @@ FAMILIES = tuple(name for name in _FAMILIES if name not in ("mamba", "bloom", "f
 
 
 def build(
-    family: str, *, seed: int = 0, gain: float = 6.0, head: float = 0.4, **changes: Any
+    family: str, *, seed: int = 9, gain: float = 6.0, head: float = 0.4, **changes: Any
 ) -> transformers.PreTrainedModel:
     """Return a new random model in evaluation mode.
 
@@ -198,3 +215,73 @@ def greedy(model: Any, prompt: Sequence[int], num: int) -> list[int]:
     for _ in range(num):
         tokens.append(int(uncached(model, tokens)[-1].argmax()))
     return tokens[len(prompt) :]
+
+
+def perturbed(model: transformers.PreTrainedModel, amount: float, seed: int = 1) -> Any:
+    """Return a copy with noise added to every matrix: a draft that is right more or less often."""
+    twin = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in twin.parameters():
+        if parameter.dim() > 1:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.data.add_(amount * float(parameter.std()) * noise)
+    return twin
+
+
+# Decoding
+
+
+def requests(prompts: Iterable[Sequence[int]], *, arrivals: Sequence[float] = (), **sampling: Any) -> Any:
+    """Return one request per prompt, seeds 100 onward, all with the same other parameters."""
+    return tuple(
+        Request(
+            index,
+            tuple(prompt),
+            SamplingParams(**{"seed": 100 + index, **sampling}),
+            f"prompt-{index}",
+            arrivals[index] if arrivals else 0.0,
+        )
+        for index, prompt in enumerate(prompts)
+    )
+
+
+@dataclass(frozen=True)
+class Served:
+    """Everything one schedule left behind."""
+
+    events: tuple[Event, ...]
+    steps: tuple[StepRecord, ...]
+    rounds: tuple[RoundRecord, ...]
+    records: dict[int, RequestRecord]
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """Return the output tokens in the order of the request ids."""
+        return [list(self.records[key].output_tokens) for key in sorted(self.records)]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return the finish reasons in the order of the request ids."""
+        return [self.records[key].finish_reason for key in sorted(self.records)]
+
+
+def collect(events: Iterable[Event]) -> Served:
+    """Collect a schedule's events; fail if the records contradict one another or the chunks."""
+    kept = tuple(events)
+    steps = [event for event in kept if isinstance(event, Stepped)]
+    rounds = tuple(entry for event in steps for entry in event.rounds)
+    records = {event.record.request: event.record for event in kept if isinstance(event, Finished)}
+    served = Served(kept, tuple(event.step for event in steps), rounds, records)
+    chunks: dict[int, list[Chunk]] = {key: [] for key in records}
+    for event in kept:
+        if isinstance(event, Chunk):
+            chunks[event.request].append(event)
+    for key, record in records.items():
+        assert record.output_tokens == tuple(token for chunk in chunks[key] for token in chunk.tokens)
+        assert record.chunk_times == tuple(chunk.time for chunk in chunks[key])
+        assert record.chunk_sizes == tuple(len(chunk.tokens) for chunk in chunks[key])
+    finished = max((record.finished for record in records.values()), default=0.0)
+    key = CellKey("tiny", 0.0, "c=1", "any")
+    serving = Serving(key, 0, 0, served.steps, rounds, tuple(records.values()), finished)
+    identities.enforce(CellRecords(key, (serving,)))
+    return served

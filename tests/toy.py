@@ -195,9 +195,7 @@ def total_variation(one: Tensor, other: Tensor) -> Tensor:
     return (one - other).abs().sum(1) / 2
 
 
-def round_law(
-    rule: RejectionSampling, p: Tensor, q: Tensor, k: int, form: str = "dense"
-) -> list[Tensor]:
+def round_law(rule: RejectionSampling, p: Tensor, q: Tensor, k: int, form: str = "dense") -> list[Tensor]:
     """Return the law of what one round emits: for n = 1 to k + 1, `[V * V, V ** n]`, all n together sum to 1.
 
     Coins fall into k + 1 regions: all drafts kept, or the first one not kept is number i. Each region has a

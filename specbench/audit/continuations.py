@@ -69,7 +69,7 @@ def plan(oracle: Oracle, prompts: Sequence[tuple[int, ...]], *, max_draft: int, 
     """
     horizon = max_draft + 3
     # Pooling joins whatever is rarer than its share, so branches far below that need not be told apart.
-    laws = [oracle.continuation_law(prompt, horizon, floor=MINIMUM_SHARE / 20) for prompt in prompts]
+    laws = [oracle.continuation_law(prompt, horizon, floor=MINIMUM_SHARE / 4) for prompt in prompts]
     each = 200
     while True:
         df = sum(_cells(law, each) - 1 for law in laws)

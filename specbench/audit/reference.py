@@ -10,6 +10,7 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -232,10 +233,26 @@ class Oracle:
                 chunk = places[start : start + size]
                 yield chunk, self._forward([sequences[place] for place in chunk])
 
+    @contextmanager
+    def _plain_attention(self) -> Iterator[None]:
+        """Score under transformers' own attention: a decoder may have put its own into the model."""
+        current = self.model.config._attn_implementation
+        if current in ("sdpa", "eager"):
+            yield
+            return
+        self.model.set_attn_implementation("sdpa")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(current)
+
     @torch.inference_mode()
     def _forward(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Return the distribution after each of some sequences of one length [num, vocab]."""
         ids = torch.tensor([list(sequence) for sequence in sequences], device=self.model.device)
         options = {"logits_to_keep": 1} if self._last_row_only else {}
-        output = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **options)
+        with self._plain_attention():
+            output = self.model(
+                input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **options
+            )
         return target_distribution(output.logits[:, -1], self.sampling).cpu()

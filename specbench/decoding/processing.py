@@ -120,17 +120,21 @@ def _top_p(scores: Tensor, sampling: SamplingTensors) -> Tensor:
     probs = scores.softmax(-1)
     mass = sampling.top_p.to(probs.dtype)[:, None, None]
     vocab = probs.shape[-1]
+    ranked = None
     if probs.device.type == "cpu" and vocab > 4 * _NUCLEUS_GUESS:
         # A full sort of 49,152 entries costs 2 ms a row; the nucleus is nearly always far smaller.
-        values, ids = probs.topk(_NUCLEUS_GUESS, dim=-1)
-        if not bool((values.sum(-1, keepdim=True) >= mass).all()):
-            values, ids = probs.sort(dim=-1, descending=True, stable=True)
-    else:
-        values, ids = probs.sort(dim=-1, descending=True, stable=True)
-    before = values.cumsum(-1) - values
-    kept = torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, ids, before < mass)
-    off = (mass >= 1).expand_as(kept)
-    return scores.masked_fill(~(kept | off), -torch.inf)
+        ranked = probs.topk(_NUCLEUS_GUESS, dim=-1).values
+        if not bool((ranked.cumsum(-1)[..., -1:] >= mass).all()):
+            ranked = None
+    if ranked is None:
+        ranked = probs.sort(dim=-1, descending=True).values
+    size = 1 + (ranked.cumsum(-1)[..., :-1] < mass).sum(-1, keepdim=True)
+    edge = ranked.gather(-1, size - 1)
+    # Of the tokens that tie at the edge the higher ids stay, as in `generate`, however they were ranked.
+    above, tied = probs > edge, probs == edge
+    room = size - above.sum(-1, keepdim=True)
+    kept = above | (tied & (tied.flip(-1).cumsum(-1).flip(-1) <= room))
+    return scores.masked_fill(~kept & (mass < 1), -torch.inf)
 
 
 def _min_p(scores: Tensor, sampling: SamplingTensors) -> Tensor:

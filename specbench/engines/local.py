@@ -48,13 +48,15 @@ class LocalEngine:
         rows: int = 32,
         width: int = 2048,
     ) -> None:
+        from specbench.models.quiet import quiet
         from specbench.runtime.cache import SlotCache
         from specbench.runtime.probe import probe
         from specbench.runtime.runner import ModelRunner
 
-        self.probes = {"target": probe(target)}
-        if draft is not None:
-            self.probes["draft"] = probe(draft)
+        with quiet():  # transformers comments on attentions that a model does not have
+            self.probes = {"target": probe(target)}
+            if draft is not None:
+                self.probes["draft"] = probe(draft)
         self.rows = rows
         self.width = width
         self.eos_ids = eos_ids

@@ -23,6 +23,7 @@ _HISTORY = (
     ((7, 7), (1, 2), (1, 3), (3, 3)),
 )
 _LARGEST_WINDOW = 256
+_SHORTEST_CONTEXT = max(sum(committed for committed, _ in row) for row in _HISTORY) + 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,18 @@ def probe(model: Any) -> Probe:
         ModelError: under none of them does it.
     """
     text = model.config.get_text_config(decoder=True)
-    window = getattr(text, "sliding_window", None) or 0
-    padding = window if window <= _LARGEST_WINDOW else 0
     longest = getattr(text, "max_position_embeddings", None)
-    generator = torch.Generator().manual_seed(0)
-    lengths = [padding + sum(committed for committed, _ in row) for row in _HISTORY]
-    if longest is not None and max(lengths) + 8 > longest:
+    if longest is not None and longest < _SHORTEST_CONTEXT:
         raise ModelError(
             f"the model's context of {longest} tokens is too short to decode with",
-            hint="specbench needs a context of at least 24 tokens",
+            hint=f"specbench needs a context of at least {_SHORTEST_CONTEXT} tokens",
         )
+    window = getattr(text, "sliding_window", None) or 0
+    padding = window if window <= _LARGEST_WINDOW else 0
+    if longest is not None:  # a window that the context hardly exceeds is crossed as far as it can be
+        padding = min(padding, longest - _SHORTEST_CONTEXT)
+    generator = torch.Generator().manual_seed(0)
+    lengths = [padding + sum(committed for committed, _ in row) for row in _HISTORY]
     sequences = [torch.randint(0, text.vocab_size, (n,), generator=generator).tolist() for n in lengths]
     original = model.config._attn_implementation
     plain = [

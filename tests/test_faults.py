@@ -1,0 +1,188 @@
+"""The chi-squared check on the toy: lossless rules pass, and every planted fault is found where it shows.
+
+Sizes and seeds were fixed before looking: `DRAWS` from the power of the test, the smallest effect of the
+faults from their exact laws.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specbench import stats
+from specbench.audit import faults
+from specbench.audit.chi_squared import ChiSquaredResult, judge
+from specbench.decoding.distribution import Distribution
+from specbench.decoding.verification import RULES, Proposal, RejectionSampling, Rule
+from specbench.policies.fixed import Fixed
+from specbench.records import Request, SamplingParams
+from specbench.runtime.protocols import Strategy
+from tests.toy import Toy, decode, emitted_law, ordinary_law, total_variation
+
+K = 3
+HORIZON = K + 3
+PROMPT = (0, 1)
+ALPHA = 1e-3
+TV = 0.12
+"""The smallest distance that the check promises to find here, with probability .99."""
+DRAWS = stats.draws_needed(TV, 3**HORIZON - 1, ALPHA)
+
+TARGET = Toy.random(3, seed=2, spread=1.5)
+DRAFTS = {
+    "self": TARGET,
+    "good": TARGET.blurred(1.2, seed=52),
+    "bad": Toy(-1.5 * TARGET.logits),
+}
+ACCEPTANCE = {"self": (1.0, 1.0), "good": (0.6, 0.85), "bad": (0.0, 0.35)}
+"""Accepted over tested draft tokens, which makes a draft what its name says."""
+
+SHOWS = {
+    "accept_all": ("good", "bad"),
+    "residual_from_p": ("good", "bad"),
+    "bonus_from_previous_row": ("self", "good"),
+}
+"""The regimes in which each fault shows. A new fault needs its line here."""
+
+HIDDEN = [("accept_all", "self"), ("residual_from_p", "self")]
+"""Where a fault changes nothing at all."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def fault_modules() -> dict[str, ModuleType]:
+    return {
+        info.name: importlib.import_module(f"{faults.__name__}.{info.name}")
+        for info in pkgutil.iter_modules(faults.__path__)
+    }
+
+
+def broken(fault: str) -> Rule:
+    """Return the rule of a lossless strategy after the fault was planted in it."""
+    strategy = Strategy("toy", None, RejectionSampling(), Fixed(K), lossless=True)
+    altered: Strategy = fault_modules()[fault].alter(strategy)
+    return altered.rule
+
+
+def audit(rule: Rule, draft: Toy, seed: int) -> ChiSquaredResult:
+    """Draw continuations of one branch prompt and judge them."""
+    requests = [
+        Request(i, PROMPT, SamplingParams(seed=seed * 1_000_003 + i, max_new_tokens=HORIZON))
+        for i in range(DRAWS)
+    ]
+    drawn = [output.tokens for output in decode(TARGET, draft, rule, requests, K)]
+    law = TARGET.exact_law(PROMPT, HORIZON)
+    return judge([(law, drawn)], alpha=ALPHA, generator=np.random.default_rng(seed))
+
+
+# The ground the check stands on
+
+
+def test_the_two_exact_laws_of_the_toy_agree() -> None:
+    """The law that the check compares with is the one that the property tests compare with."""
+    law = TARGET.exact_law(PROMPT, HORIZON)
+    context = PROMPT[0] * TARGET.vocab + PROMPT[1]
+    other = ordinary_law(TARGET.probs, HORIZON)[context]
+    assert list(law.continuations.values()) == pytest.approx(other.tolist(), abs=1e-15)
+
+
+@pytest.mark.parametrize("regime", DRAFTS)
+def test_each_regime_accepts_as_much_as_its_name_says(regime: str) -> None:
+    """A draft is accepted always, mostly, or seldom."""
+    requests = [Request(i, PROMPT, SamplingParams(seed=i, max_new_tokens=40)) for i in range(200)]
+    outputs = decode(TARGET, DRAFTS[regime], RejectionSampling(), requests, K)
+    rounds = [counts for output in outputs for counts in output.rounds]
+    accepted = sum(kept for _, kept in rounds)
+    tested = accepted + sum(kept < drafted for drafted, kept in rounds)
+    low, high = ACCEPTANCE[regime]
+    assert low <= accepted / tested <= high
+
+
+# No false alarm
+
+
+@pytest.mark.parametrize("regime", DRAFTS)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_lossless_rule_raises_no_alarm(rule: type[Rule], regime: str) -> None:
+    """At twenty fixed seeds, the check does not reject, although it would find a distance of .12."""
+    results = [audit(rule(), DRAFTS[regime], seed) for seed in range(20)]
+    assert [result.is_rejected for result in results] == [False] * 20
+    assert all(result.out_of_support == 0 for result in results)
+    assert all((result.smallest_detectable_tv or 1) <= TV for result in results)
+
+
+# Every fault
+
+
+@pytest.mark.parametrize(("fault", "regime"), [(f, regime) for f, shown in SHOWS.items() for regime in shown])
+def test_a_planted_fault_is_found_where_it_shows(fault: str, regime: str) -> None:
+    """The fault's exact law is further from the target's than the check promises to find, and it is found."""
+    rule = broken(fault)
+    assert isinstance(rule, RejectionSampling)
+    exact = emitted_law(rule, TARGET.probs, DRAFTS[regime].probs, K, HORIZON)
+    context = PROMPT[0] * TARGET.vocab + PROMPT[1]
+    assert total_variation(exact, ordinary_law(TARGET.probs, HORIZON))[context] > TV
+    assert all(audit(rule, DRAFTS[regime], seed).is_rejected for seed in range(3))
+
+
+@pytest.mark.parametrize(("fault", "regime"), HIDDEN)
+def test_a_fault_is_invisible_where_it_is_not_exercised(fault: str, regime: str) -> None:
+    """With a draft equal to the target nothing is ever rejected, and faults of rejection change no law."""
+    rule = broken(fault)
+    assert isinstance(rule, RejectionSampling)
+    exact = emitted_law(rule, TARGET.probs, DRAFTS[regime].probs, K, HORIZON)
+    assert total_variation(exact, ordinary_law(TARGET.probs, HORIZON)).max() < 1e-12
+
+
+def test_the_bonus_fault_fades_with_a_bad_draft() -> None:
+    """A bonus from the wrong row is less than a fifth as far from the target under a bad draft as under self."""
+    rule = broken("bonus_from_previous_row")
+    assert isinstance(rule, RejectionSampling)
+    law = ordinary_law(TARGET.probs, HORIZON)
+    distances = {
+        regime: total_variation(emitted_law(rule, TARGET.probs, draft.probs, K, HORIZON), law).mean()
+        for regime, draft in DRAFTS.items()
+    }
+    assert distances["bad"] < distances["self"] / 5
+
+
+class OneCoinPerRound(RejectionSampling):
+    """Judge every token of a round with the number of the first one: right at each position alone."""
+
+    def decide(self, p: Distribution, proposal: Proposal, coins: Tensor) -> tuple[Tensor, Tensor]:
+        """Spread the first coin."""
+        return super().decide(p, proposal, coins[:, :1].expand_as(coins))
+
+
+def test_one_uniform_per_round_is_found() -> None:
+    """A random number reused within a round shows in whole continuations."""
+    assert all(audit(OneCoinPerRound(), DRAFTS["good"], seed).is_rejected for seed in range(3))
+
+
+@pytest.mark.parametrize("name", fault_modules())
+def test_every_fault_can_be_planted_and_has_a_case_here(name: str) -> None:
+    """Each module of `audit.faults` says what it breaks, plants it, and keeps the rest of the strategy."""
+    module = fault_modules()[name]
+    assert module.__doc__
+    assert name in SHOWS
+    strategy = Strategy("toy", None, RejectionSampling(), Fixed(K), lossless=True)
+    altered = module.alter(strategy)
+    assert altered is not strategy
+    assert (altered.name, altered.policy, altered.lossless) == ("toy", strategy.policy, True)
+
+
+def test_every_case_is_a_fault() -> None:
+    """No case here outlives its fault."""
+    assert set(SHOWS) == set(fault_modules())
