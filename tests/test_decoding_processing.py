@@ -114,7 +114,7 @@ def test_the_default_order_is_that_of_generate() -> None:
 @given(parameters(), st.integers(0, 10**6))
 @settings(max_examples=100, deadline=None)
 def test_ties_are_broken_as_generate_breaks_them(params: SamplingParams, seed: int) -> None:
-    """Where logits are equal, top-k keeps all ties, and top-p drops the lower ids first, as transformers does."""
+    """Of equal logits top-k keeps all, and top-p drops the lower ids first, as transformers does."""
     logits = randn(4, VOCAB, seed=seed).round()
     assume(not is_on_an_edge(logits, params))
     ours = probs_of(logits[None], params)[0]
@@ -321,7 +321,7 @@ def test_a_large_row_does_not_notice_a_neighbour_that_needs_the_sort() -> None:
 
 
 def test_tokens_come_as_often_as_they_are_likely() -> None:
-    """Over an even grid of uniforms each token is drawn in proportion to its probability, to one grid point."""
+    """Over an even grid of uniforms each token is drawn as often as its probability, to one point."""
     probs = torch.tensor([0.1, 0.0, 0.25, 0.05, 0.6, 0.0])
     grid = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
     drawn = Distribution.dense(probs.expand(len(grid), -1)).sample(grid)

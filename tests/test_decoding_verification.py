@@ -201,7 +201,7 @@ def test_a_row_out_of_place_would_show() -> None:
 
 
 def test_after_five_tokens_rows_four_to_six_judge_three_drafts_and_row_seven_gives_the_bonus() -> None:
-    """With a prefix of 5 and k = 3, the logits at indices 4, 5, 6 judge the drafts, those at 7 follow them."""
+    """With a prefix of 5 and k = 3, rows 4, 5 and 6 judge the drafts and row 7 gives the bonus."""
     prefix, drafts, vocab = [0, 1, 2, 3, 4], [5, 6, 7], 8
     # A model whose logits at index i are certain of token i + 1: only the right row accepts each draft.
     at_index = torch.full((len(prefix) + len(drafts), vocab + 1), -torch.inf, dtype=torch.float64)
@@ -353,7 +353,7 @@ def test_an_empty_residual_is_p() -> None:
 @given(tables())
 @settings(max_examples=50, deadline=None)
 def test_an_impossible_token_is_never_emitted(case: tuple[Tensor, Tensor, int]) -> None:
-    """A continuation to which the target gives probability 0 gets exactly 0, also from a draft that likes it."""
+    """What the target gives probability 0 comes with exactly 0, however much the draft likes it."""
     p, q, k = case
     impossible = ordinary_law(p, k + 2) == 0
     assert (emitted_law(REJECTION, p, q, k, k + 2)[impossible] == 0).all()

@@ -115,15 +115,12 @@ def main() -> None:
 
     for name, times in (("ms per token", per_token), ("s per call", whole)):
         scale = 1000 if times is per_token else 1
-        generate, specbench = (statistics.median(t) * scale for t in times)
-        print(
-            f"{name:14} generate {generate:8.3f}   specbench {specbench:8.3f}   ratio {generate / specbench:.3f}"
-        )
+        theirs, mine = (statistics.median(t) * scale for t in times)
+        print(f"{name:14} generate {theirs:8.3f}   specbench {mine:8.3f}   ratio {theirs / mine:.3f}")
     print(f"identical outputs: {same} of {turn}")
     low, _, high = statistics.quantiles(ratios, n=4)
-    print(
-        f"speed relative to generate, median of pairs: {statistics.median(ratios):.3f} [{low:.3f}, {high:.3f}]"
-    )
+    middle = statistics.median(ratios)
+    print(f"speed relative to generate, median of pairs [quartiles]: {middle:.3f} [{low:.3f}, {high:.3f}]")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ measured; a run that stops half-way continues where it was.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -204,8 +205,7 @@ def _open_store(
                 found = RunStore.open(folder).document
             except UsageError:
                 continue
-            same = not environment.comparable(found.environment, around) or models.target is None
-            if found.status != "complete" and same:
+            if found.status != "complete" and _continues(found, described, around, models):
                 return RunStore.create(folder, described, around), True
     name = run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{config.digest}"
     folder = results / name
@@ -215,6 +215,17 @@ def _open_store(
         )
     resumed = (folder / "run.json").exists()
     return RunStore.create(folder, described, around), resumed
+
+
+def _continues(found: Run, described: dict[str, Any], around: dict[str, Any], models: Models) -> bool:
+    """Whether a stored run asked the same question, of the same software on the same machine."""
+    if found.config != json.loads(json.dumps(described)):
+        return False
+    if models.target is None:
+        return True  # a simulation depends on nothing around it
+    versions = [found.environment.get("versions", {}), around["versions"]]
+    same = all(versions[0].get(name) == versions[1].get(name) for name in ("specbench", "transformers"))
+    return same and not environment.comparable(found.environment, around)
 
 
 def describe(config: RunConfig, chosen: list[Workload], models: Models) -> dict[str, Any]:
