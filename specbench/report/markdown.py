@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specbench.report.build import build
-from specbench.report.table import Column, Table
+from specbench.report.table import Column, Report, Table
 
 if TYPE_CHECKING:
     from specbench.bench.store import Run
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 def render(run: Run, *, width: int | None = None, color: bool = False) -> str:
     """Return the report as GitHub-flavoured Markdown: warnings, conclusions, then the tables behind them."""
-    report = build(run)
+    return render_report(build(run))
+
+
+def render_report(report: Report) -> str:
+    """Return a report as Markdown."""
     blocks = [f"### {_inline(report.title)}"]
     if report.banners:
         blocks.append("> [!WARNING]\n" + "\n".join(f"> - {_inline(banner)}" for banner in report.banners))
