@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 import transformers
 from hypothesis import settings
-
-import tiny_models
 
 # Tiny models are too small to share among threads; on a busy machine that would cost seconds.
 torch.set_num_threads(1)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import CONTEXT, FAMILIES, VOCAB, WINDOW, copied, shared, uncached
 from torch import Tensor, nn
 
 from specbench.runtime import attention
 from specbench.runtime.cache import SlotCache
 from specbench.runtime.runner import ModelRunner, decoder_layers
-from tiny_models import CONTEXT, FAMILIES, VOCAB, WINDOW, copied, shared, uncached
 
 MAIN = ("llama", "gpt2", "qwen2", "qwen2-window", "mistral-window")
 CASES = [(family, name) for family in MAIN for name in (attention.NAME, "sdpa", "eager")]

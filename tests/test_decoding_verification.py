@@ -360,10 +360,12 @@ def test_an_impossible_token_is_never_emitted(case: tuple[Tensor, Tensor, int]) 
 
 
 def test_the_smallest_coin_does_not_accept_an_impossible_token() -> None:
-    """With p = 0 even the smallest uniform rejects, and the largest one keeps a token with p = q."""
+    """With p = 0 even the smallest uniform rejects, whatever q; the largest one keeps a token with p = q."""
     p = Distribution.dense(table([0.0, 1.0], [0.5, 0.5])[None])
     proposal = chain([0], table([1e-12, 1 - 1e-12]))
     assert REJECTION.decide(p, proposal, coins(2.0**-53))[0].tolist() == [0]
+    unlikely = chain([0], table([0.0, 1.0]))
+    assert REJECTION.decide(p, unlikely, coins(2.0**-53))[0].tolist() == [0]
     equal = chain([1], table([0.0, 1.0]))
     assert REJECTION.decide(p, equal, coins(1 - 2.0**-53))[0].tolist() == [1]
 
@@ -406,6 +408,21 @@ def test_every_decision_has_a_number_of_its_own() -> None:
     assert changed_by(Purpose.TARGET, here)[~recovered].double().mean() > 0.2
     # Rejected on the coin of one position, the token is not drawn with a number of another.
     assert changed_by(Purpose.COIN, place[:k] == outcome.accepted[:, None])[recovered].any()
+
+
+def test_only_rejection_sampling_decides_a_position_anew_in_each_round() -> None:
+    """In another round rejection sampling reads other numbers for a position; exact match the same ones."""
+    batch = 400
+    p = Distribution.dense(table([0.4, 0.3, 0.3], [0.2, 0.3, 0.5]).expand(batch, -1, -1))
+    q = Distribution.dense(table([0.8, 0.1, 0.1]).expand(batch, -1, -1))
+    proposal = Proposal.chains(torch.zeros(batch, 1).long(), [1] * batch, q)
+    random = RoundRandom(stream_keys([8] * batch), torch.full((batch,), 5), torch.arange(batch))
+    outcome = REJECTION.verify(p, proposal, random)
+    for kind in (outcome.rejected, ~outcome.rejected):
+        assert kind.double().mean() > 0.4
+        assert outcome.next_token[kind].unique().numel() > 1
+    same = ExactMatch().verify(p, proposal, random)
+    assert same.accepted.unique().numel() == same.next_token.unique().numel() == 1
 
 
 def requests_of_a_mixed_batch() -> list[Request]:

@@ -47,6 +47,9 @@ SHOWS = {
     "accept_all": ("good", "bad"),
     "residual_from_p": ("good", "bad"),
     "bonus_from_previous_row": ("self", "good"),
+    # Too subtle for these few draws, and lossless: their cases are in test_gate.py.
+    "accepts_too_often": (),
+    "draft_shifted": (),
 }
 """The regimes in which each fault shows. A new fault needs its line here."""
 
@@ -147,7 +150,7 @@ def test_a_fault_is_invisible_where_it_is_not_exercised(fault: str, regime: str)
 
 
 def test_the_bonus_fault_fades_with_a_bad_draft() -> None:
-    """Under a bad draft a bonus from the wrong row moves the law by less than a fifth as far as under self."""
+    """Under a bad draft a bonus from the wrong row moves the law less than a fifth as far as under self."""
     rule = broken("bonus_from_previous_row")
     assert isinstance(rule, RejectionSampling)
     law = ordinary_law(TARGET.probs, HORIZON)

@@ -19,6 +19,7 @@ LAYERS = {
     "testing": 8,
     "report": 7,
     "gate": 7,
+    "doctor": 7,
     "bench": 6,
     "audit": 5,
     "engines": 4,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import FAMILIES, build, uncached
 from torch import Tensor, nn
 from transformers import logging
 
@@ -19,9 +20,8 @@ from specbench.engines.local import LocalEngine
 from specbench.errors import ModelError
 from specbench.runtime import attention
 from specbench.runtime.cache import Placement, SlotCache
-from specbench.runtime.probe import probe
+from specbench.runtime.probe import plain_twin, probe
 from specbench.runtime.runner import ModelRunner
-from tiny_models import FAMILIES, build, uncached
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -32,6 +32,29 @@ def test_what_can_be_decoded_is_accepted(family: str) -> None:
     assert found.attention == ("eager" if family == "gemma2" else attention.NAME)
     assert model.config._attn_implementation == found.attention
     assert found.difference < 1e-4 < found.tolerance
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_can_be_probed_again(family: str) -> None:
+    """A model that an engine has had before passes again, with the same attention, windows or not."""
+    model = build(family)
+    first, second = probe(model), probe(model)
+    assert second.attention == first.attention
+    assert second.difference < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_plain_twin_gives_the_logits_of_transformers(family: str) -> None:
+    """After the probe a twin of the same weights still gives the logits from before, beyond a window too."""
+    model = build(family)
+    text = [(5 * i) % 17 for i in range(20)]
+    before = uncached(model, text)
+    found = probe(model)
+    twin = plain_twin(model)
+    torch.testing.assert_close(uncached(twin, text), before, atol=0, rtol=0)
+    assert model.config._attn_implementation == found.attention
+    pairs = zip(model.parameters(), twin.parameters(), strict=True)
+    assert all(own.data_ptr() == other.data_ptr() for own, other in pairs)
 
 
 def test_bfloat16_is_accepted() -> None:
@@ -127,7 +150,7 @@ def stale_positions(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_cache_is_noticed(
     family: str, sabotage: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Masks off by one, a window forgotten or slots off by one: the model is refused, with how far it was off."""
+    """Masks off by one, a window forgotten or slots off by one: refused, with how far the logits are off."""
     model = build(family)
     sabotage(monkeypatch)
     with pytest.raises(ModelError, match="logits off by"):

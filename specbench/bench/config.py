@@ -56,6 +56,7 @@ class RunConfig:
         for name in ("repeats", "rows"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} is {getattr(self, name)}; expected 1 or more")
+        registry.options("engine", registry.parse(self.engine))
         for text in self.strategies:
             registry.options("strategy", registry.parse(text.partition("#")[0]))
         if self.inject is not None:

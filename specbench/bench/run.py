@@ -84,12 +84,14 @@ def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | N
     check_writable(results)
     models = _load_models(config, config.dtype, progress)
     prompts = {w.name: _encode(w, models.target) for w in chosen}
+    engine = _engine(config, models, prompts)
+    for arm in config.arms:
+        engine.open(_strategy_of(arm))  # one that does not fit is refused before there is a run folder
     store, resumed = _open_store(config, results, chosen, models, run_id, fresh)
     progress.say(f"{'resuming' if resumed else 'run'} {store.folder}")
 
     monitor = environment.LoadMonitor()
     monitor.start()
-    engine = _engine(config, models, prompts)
     try:
         _measure(config, chosen, prompts, engine, store, progress, monitor)
         _summarise(store)
@@ -125,6 +127,13 @@ def _shaped(workload: Workload, config: RunConfig) -> Workload:
     loads = config.loads or (configuration.QUICK_LOADS.get(workload.name) if config.quick else None)
     if loads:
         workload = replace(workload, loads=tuple(Load.parse(text) for text in loads))
+    for load in workload.loads:
+        if load.utilisation is not None and all(other.kind != "closed" for other in workload.loads):
+            raise UsageError(
+                f"load {load.label} of '{workload.name}' is a share of the measured closed-loop throughput, "
+                "but no closed load is run",
+                hint="add a load like c=8, or give an absolute rate as rate=2/s",
+            )
     if config.temperatures is not None:
         workload = replace(workload, temperatures=config.temperatures)
     tokens = config.max_new_tokens or (configuration.QUICK_TOKENS if config.quick else None)
@@ -313,8 +322,6 @@ def _measure(
     arms = config.arms
     alter = _alteration(config)
     work = list(units(chosen, prompts, config.repeats))
-    for arm in arms:
-        engine.open(_strategy_of(arm), alter=alter)  # a strategy that does not fit is refused now
     progress.stage("measuring", total=sum(len(unit.prompts) for unit in work) * len(arms))
     warm: set[str] = set()
     for position, unit in enumerate(work):
@@ -395,12 +402,7 @@ def _rate(unit: Unit, store: RunStore) -> float | None:
         if same and key.load.startswith("c="):
             requests = sum(len(s.requests) for s in cell.servings)
             best = max(best, requests / sum(s.duration_s for s in cell.servings))
-    if not best:
-        raise UsageError(
-            f"load {unit.load.label} of '{unit.workload}' is a share of the measured closed-loop throughput, "
-            "but no closed load is run",
-            hint="add a load like c=8, or give an absolute rate as rate=2/s",
-        )
+    assert best, "closed loads are measured first, and `_shaped` has seen to it that there is one"
     return best * unit.load.utilisation
 
 

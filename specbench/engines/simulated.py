@@ -15,6 +15,7 @@ from specbench import registry
 from specbench.engines.base import Capabilities, Opened
 from specbench.records import (
     EndedBy,
+    FinishReason,
     MemoryRecord,
     Phase,
     Request,
@@ -47,7 +48,7 @@ class Options:
         """Refuse what cannot be simulated."""
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha={self.alpha}; expected between 0 and 1")
-        if min(self.target_ms, self.draft_ms, self.verify_ms) < 0 or self.rows < 1:
+        if min(self.target_ms, self.draft_ms, self.verify_ms, self.row_ms) < 0 or self.rows < 1:
             raise ValueError("costs are 0 or more, rows at least 1")
 
 
@@ -77,10 +78,8 @@ class SimulatedEngine:
     def open(self, strategy: str, *, alter: Callable[[Strategy], Strategy] | None = None) -> Opened:
         """Read the draft length of a strategy; nothing is loaded."""
         del alter
-        spec = registry.parse(strategy)
-        if spec.name not in registry.names("strategy"):
-            registry.module("strategy", spec.name)  # raises, with the near miss
-        self.draft_length = 0 if spec.name == "ordinary" else int(spec.options.get("k", "4"))
+        # A strategy that drafts has an option k; raises, with the near miss, where something is unknown.
+        self.draft_length = getattr(registry.options("strategy", registry.parse(strategy)), "k", 0)
         return Opened(strategy, True, self.draft_length)
 
     def cancel(self, request: int) -> None:
@@ -96,6 +95,10 @@ class SimulatedEngine:
 
     def serve(self, schedule: Schedule) -> Iterator[Event]:
         """Play a schedule."""
+        self.cancelled = set()
+        return self._play(schedule)
+
+    def _play(self, schedule: Schedule) -> Iterator[Event]:
         o = self.options
         pending = list(schedule.requests)
         if schedule.concurrency is None:
@@ -107,14 +110,17 @@ class SimulatedEngine:
             new: list[_Row] = []
             limit = min(o.rows, schedule.concurrency or o.rows)
             while pending and len(active) + len(new) < limit:
-                request = pending[0]
                 closed = schedule.concurrency is not None
-                if not closed and request.arrival > now:
+                if not closed and pending[0].arrival > now:
                     break
-                pending.pop(0)
-                new.append(_Row(request, now if closed else request.arrival, now, [], [], []))
+                request = pending.pop(0)
+                row = _Row(request, now if closed else request.arrival, now, [], [], [])
+                if (reason := self._reason(row)) is None:
+                    new.append(row)
+                else:
+                    yield Finished(self._record(row, now, reason))
             if not new and not active:
-                now = pending[0].arrival
+                now = pending[0].arrival if pending else now
                 continue
             batch = new or active
             phase: Phase = "prefill" if new else "decode"
@@ -131,32 +137,29 @@ class SimulatedEngine:
                 emitted = min(accepted + 1, most)
                 ended: EndedBy = "budget" if emitted == most else "none"
                 tokens = tuple(range(len(row.output), len(row.output) + emitted))
-                if emitted:
-                    row.output += tokens
-                    row.times.append(now)
-                    row.sizes.append(emitted)
-                    events.append(Chunk(row.request.id, now, tokens))
-                    rounds.append(
-                        RoundRecord(
-                            step, row.request.id, row.round, k, k, accepted, accepted < k, emitted, ended
-                        )
-                    )
+                row.output += tokens
+                row.times.append(now)
+                row.sizes.append(emitted)
+                events.append(Chunk(row.request.id, now, tokens))
+                rounds.append(
+                    RoundRecord(step, row.request.id, row.round, k, k, accepted, accepted < k, emitted, ended)
+                )
                 row.round += 1
-            done = [row for row in batch if len(row.output) >= row.request.sampling.max_new_tokens]
-            active = [row for row in (*active, *new) if row not in done]
-            if rounds:
-                context = max(len(row.request.prompt) + len(row.output) for row in batch)
-                held = sum(len(row.request.prompt) + len(row.output) for row in (*active, *done))
-                record = StepRecord(
-                    step, len(rounds), sum(drafted) + len(rounds), 0, context, phase, started,
-                    now - started, draft_s if self.draft_length else None, verify_s, 0.0, 0.0,
-                    now - started, "eager", held, sum(drafted), 0,
-                )  # fmt: skip
-                steps.append(Stepped(record, tuple(rounds)))
-                step += 1
+            done = {row.request.id: reason for row in batch if (reason := self._reason(row))}
+            leaving = [row for row in batch if row.request.id in done]
+            active = [row for row in (*active, *new) if row.request.id not in done]
+            context = max(len(row.request.prompt) + len(row.output) for row in batch)
+            held = sum(len(row.request.prompt) + len(row.output) for row in (*active, *leaving))
+            record = StepRecord(
+                step, len(rounds), sum(drafted) + len(rounds), 0, context, phase, started,
+                now - started, draft_s if self.draft_length else None, verify_s, 0.0, 0.0,
+                now - started, "eager", held, sum(drafted), 0,
+            )  # fmt: skip
+            steps.append(Stepped(record, tuple(rounds)))
+            step += 1
             yield from events
-            for row in done:
-                yield Finished(self._record(row, now))
+            for row in leaving:
+                yield Finished(self._record(row, now, done[row.request.id]))
         yield from steps
 
     def _room(self, row: _Row) -> int:
@@ -170,7 +173,12 @@ class SimulatedEngine:
                 return i
         return drafted
 
-    def _record(self, row: _Row, now: float) -> RequestRecord:
+    def _reason(self, row: _Row) -> FinishReason | None:
+        if row.request.id in self.cancelled:
+            return "cancelled"
+        return "length" if len(row.output) >= row.request.sampling.max_new_tokens else None
+
+    def _record(self, row: _Row, now: float, reason: FinishReason) -> RequestRecord:
         return RequestRecord(
             row.request.id,
             row.request.prompt_id,
@@ -182,5 +190,5 @@ class SimulatedEngine:
             tuple(row.times),
             tuple(row.sizes),
             now,
-            "length",
+            reason,
         )

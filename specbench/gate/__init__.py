@@ -1,0 +1,1 @@
+"""A run against a stored baseline: did the counts change, does the audit still hold?"""

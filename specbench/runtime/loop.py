@@ -158,11 +158,12 @@ class StepLoop:
         if not request.prompt:
             raise UsageError(f"request {request.id} has an empty prompt", hint="every prompt needs a token")
         sampling = request.sampling
-        room = min(self.runner.max_context or 1 << 40, self.runner.cache.width) - len(request.prompt)
+        context = min(self.runner.max_context or 1 << 40, self.runner.cache.width)
+        room = context - len(request.prompt)
         if room < 0:
             raise UsageError(
                 f"prompt '{request.prompt_id}' has {len(request.prompt)} tokens, more than the context of "
-                f"{self.runner.max_context}",
+                f"{context}",
                 hint="leave it out, or use a model with a longer context",
             )
         return Row(

@@ -6,6 +6,7 @@ without a cache. Recurrent state and relative attention biases fail here, and ar
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,21 @@ def _difference(model: Any, plain: list[torch.Tensor], sequences: list[list[int]
     return worst
 
 
+def plain_twin(model: Any) -> Any:
+    """Return a model of the same weights whose plain forwards are those of transformers.
+
+    Under `slot_attention` transformers builds no masks, so a forward that does not come from a `ModelRunner`
+    would see beyond a sliding window.
+    """
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    if twin.config._attn_implementation == attention.NAME:
+        try:
+            twin.set_attn_implementation("sdpa")
+        except ValueError:  # transformers says so where a model has none
+            twin.set_attn_implementation("eager")
+    return twin
+
+
 @torch.inference_mode()
 def probe(model: Any) -> Probe:
     """Choose the attention under which the slot cache reproduces `model`, and set it.
@@ -85,8 +101,10 @@ def probe(model: Any) -> Probe:
     lengths = [padding + sum(committed for committed, _ in row) for row in _HISTORY]
     sequences = [torch.randint(0, text.vocab_size, (n,), generator=generator).tolist() for n in lengths]
     original = model.config._attn_implementation
+    reference = plain_twin(model)
     plain = [
-        model(input_ids=torch.tensor([s], device=model.device), use_cache=False).logits[0] for s in sequences
+        reference(input_ids=torch.tensor([s], device=model.device), use_cache=False).logits[0]
+        for s in sequences
     ]
     # A wrong mask or position moves logits by about their spread. bfloat16 rounds differently by width.
     tolerance = {torch.float32: 1e-3, torch.float64: 1e-6}.get(model.dtype, 0.35)

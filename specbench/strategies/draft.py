@@ -48,6 +48,7 @@ class ModelDrafter:
         self.runners: Sequence[ModelRunner] = (runner,)
         self.target = target
         self.vocab = int(target.model.get_output_embeddings().weight.shape[0])
+        self.readable = int(runner.model.get_input_embeddings().weight.shape[0])
         self.weights = weights
         self.held: dict[int, int] = {}
         self.drafted: Sequence[int] = ()
@@ -58,7 +59,7 @@ class ModelDrafter:
         counts = [len(prompt) for prompt in prompts]
         tokens = torch.zeros(len(prompts), max(counts), dtype=torch.int64)
         for index, prompt in enumerate(prompts):
-            tokens[index, : counts[index]] = torch.tensor(prompt)
+            tokens[index, : counts[index]] = torch.tensor(self._readable(prompt))
         # No logits are wanted, but a model must be asked for some: one position.
         self.runner.forward(
             tokens.to(self.runner.device),
@@ -72,12 +73,18 @@ class ModelDrafter:
     def propose(self, context: DraftContext) -> Proposal:
         """Catch up with what was committed, then draft."""
         rows = range(len(context.tokens))
-        missing = [context.tokens[row][self.held[row] :] for row in rows]
+        missing = [self._readable(context.tokens[row][self.held[row] :]) for row in rows]
         starts = [self.held[row] for row in rows]
         for row in rows:
             self.held[row] = len(context.tokens[row])
         self.drafted = context.limits
         return draft_chain(self.runner, context, missing, starts, vocab=self.vocab, home=self.target.device)
+
+    def _readable(self, tokens: list[int]) -> list[int]:
+        """Replace ids beyond the draft's vocabulary: whatever it reads there, q is the law it draws from."""
+        if self.readable >= self.vocab:
+            return tokens
+        return [token if token < self.readable else 0 for token in tokens]
 
     def commit(self, accepted: Sequence[int], features: dict[int, Tensor]) -> None:
         """Keep the slots of accepted tokens; the last drafted token was never run through the draft."""
