@@ -182,6 +182,17 @@ def test_rows_below_the_first_one_are_left_alone(family: str, slotted: Slotted) 
 
 
 @pytest.mark.parametrize("family", MAIN)
+def test_a_row_may_begin_beside_one_under_way(family: str, slotted: Slotted) -> None:
+    """A row's first tokens may share a forward with those of a row under way that ends at the same slot."""
+    batch = a_batch(family, slotted)
+    batch.admit([[1, 2], [3]])
+    batch.held[1] = []
+    batch.advance([[4, 5, 6], [7, 8, 9, 1, 2]], [[], []])
+    assert batch.worst < TOLERANCE
+    assert batch.kv_difference() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", MAIN)
 def test_a_row_may_sit_out(family: str, slotted: Slotted) -> None:
     """A row that offers no token in a forward continues afterwards as if it had not happened."""
     batch = a_batch(family, slotted)

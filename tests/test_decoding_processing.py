@@ -169,6 +169,13 @@ def test_top_p_keeps_the_token_that_crosses_the_mass(mass: float, kept: list[int
     assert support(probs_of(logs(0.3, 0.15, 0.05, 0.5), SamplingParams(top_p=mass))) == kept
 
 
+def test_top_p_keeps_no_more_than_the_mass_when_it_is_met_exactly() -> None:
+    """Of four equal tokens a mass of one half keeps two, the higher ids, as transformers does."""
+    params = SamplingParams(top_p=0.5)
+    assert support(probs_of(torch.zeros(1, 1, 4), params)) == [2, 3]
+    assert support(by_transformers(torch.zeros(1, 4), params)) == [2, 3]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_smallest_top_p_is_greedy(dtype: torch.dtype) -> None:
     """However small top_p is, the most likely token stays."""

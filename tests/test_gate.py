@@ -78,7 +78,8 @@ def taken(
 
 
 def audited(verdict: str, strategy: str = STRATEGY, p: float | None = 0.4) -> Audited:
-    return Audited(strategy, verdict, p, 2e-4, "float32", 10_000, 0.05)  # type: ignore[arg-type]
+    reason = f"p = {p}" if p else "no reason"
+    return Audited(strategy, verdict, reason, p, 2e-4, "float32", 10_000, 0.05)  # type: ignore[arg-type]
 
 
 PLAIN = [counts(10 + i % 3, 20 + i % 5) for i in range(24)]

@@ -31,7 +31,7 @@ RUN_ALPHA = 1e-3
 DETECTABLE_TV = 0.05
 TOP_K = 3
 MINIMUM_EXPECTED = 10.0
-MINIMUM_SHARE = 0.02
+MINIMUM_SHARE = 0.05
 """The least share of a prompt's draws that a cell of its own must expect: few cells need fewer draws."""
 _MARGIN = 1.02  # more draws than the formula asks for, since pooling depends on their number
 
@@ -69,7 +69,7 @@ def plan(oracle: Oracle, prompts: Sequence[tuple[int, ...]], *, max_draft: int, 
     """
     horizon = max_draft + 3
     # Pooling joins whatever is rarer than its share, so branches far below that need not be told apart.
-    laws = [oracle.continuation_law(prompt, horizon, floor=MINIMUM_SHARE / 4) for prompt in prompts]
+    laws = [oracle.continuation_law(prompt, horizon, floor=MINIMUM_SHARE / 10) for prompt in prompts]
     each = 200
     while True:
         df = sum(_cells(law, each) - 1 for law in laws)

@@ -17,9 +17,9 @@ AGAIN = "ordinary#2"
 DEFAULT_STRATEGIES = ("ngram:k=4", "early-exit:layers=8,k=2")
 DEFAULT_WORKLOADS = ("predictable", "novel", "short-output", "high-concurrency")
 
-QUICK_LIMITS = {"predictable": 6, "novel": 6, "short-output": 12, "high-concurrency": 16}
+QUICK_LIMITS = {"predictable": 6, "novel": 6, "short-output": 10, "high-concurrency": 12}
 QUICK_LIMIT = 6
-QUICK_TOKENS = 48
+QUICK_TOKENS = 40
 QUICK_LOADS = {"high-concurrency": ("c=8", "poisson=0.7")}
 
 

@@ -29,7 +29,7 @@ FORMATS = ("terminal", "markdown", "json")
 LEGEND = (
     "Relative changes. Paired by prompt; FAIL where p is below the limit and the change above the "
     "tolerance. detectable: the change that would have failed with probability .99, given this noise. "
-    "same: equal counts, prompt by prompt. imprecise: no change found, but {promise:.0%} could have been "
+    "same: equal counts, prompt by prompt. imprecise: no change found, but {promise:.0f} % could have been "
     "missed. untested: too few prompts.",
     "A rise fails too: accepting too often is a fault. If the change was meant, store a new baseline. "
     "Times are not compared.",
@@ -190,7 +190,7 @@ def _lines(result: Gate) -> list[str]:
     """Return what stands under the tables, but the conclusion."""
     from specbench.gate.compare import PROMISE
 
-    legend = [line.format(promise=PROMISE) for line in LEGEND] if result.comparisons else []
+    legend = [line.format(promise=100 * PROMISE) for line in LEGEND] if result.comparisons else []
     several = len(result.problems) > 1 or result.failures
     problems = [f"not compared: {problem}" for problem in result.problems] if several else []
     return [*problems, *(f"note: {note}" for note in result.notes), *legend]

@@ -113,7 +113,7 @@ def _top_k(scores: Tensor, sampling: SamplingTensors) -> Tensor:
     last = (sampling.top_k.clamp(1, largest.shape[-1]) - 1)[:, None, None].expand(*scores.shape[:2], 1)
     threshold = largest.gather(-1, last)
     off = (sampling.top_k == 0)[:, None, None]
-    return scores.masked_fill((scores < threshold) & ~off, -torch.inf)
+    return scores.masked_fill(scores < threshold.masked_fill(off, -torch.inf), -torch.inf)
 
 
 def _top_p(scores: Tensor, sampling: SamplingTensors) -> Tensor:

@@ -7,15 +7,16 @@ and over all cells of a strategy together. Everything else follows from the same
 **Both directions fail.** A fall is a regression. A rise is reported as changed and fails too: accepting
 too often is a fault that makes every figure look better. If the change was meant, store a new baseline.
 
-**The unit is a prompt.** Rounds within a request are correlated, and requests that repeat a prompt share
-seeds (or, at temperature 0, everything), so they are added up. The test is paired by prompt
-(`paired.compare_ratios`); over all cells of a strategy a prompt's cells are added up too. Equal counts are
-reported as such. On the same machine with the same seeds they should be equal; a change of the code that
-only reshuffles random numbers, or flips near-ties in low precision, is left to the test, since it has no
-direction. So no rule depends on guessing whether two machines compute alike.
+**The unit is a prompt.** Rounds within a request are correlated. Requests that repeat a prompt are so too:
+they share seeds under every load and temperature, and at temperature 0 they are copies. So all counts of a
+prompt in a cell are added up, and over all cells of a strategy those of its cells. The test is paired by
+prompt (`paired.compare_ratios`). Equal counts are reported as such: with the same seeds, machine and code
+they should be equal. A change of the code that only reshuffles random numbers, or flips near-ties in low
+precision, has no direction and is left to the test, so no rule has to guess whether two machines compute
+alike.
 
 **What fails.** A change that is significant at its level and larger than `TOLERANCE`. The chance that a
-gate with nothing wrong fails on any count is at most `ALPHA`: half is split evenly over the strategies'
+gate with nothing wrong fails on any count is about `ALPHA` at most: half is split evenly over the strategies'
 totals, half over the cells (Bonferroni; all of it over one kind where there is only one). With fewer than
 `FEW_PROMPTS` prompts the t-test is approximate, and `TOLERANCE_FEW` must be exceeded; with fewer than
 `MIN_PROMPTS` nothing is tested.
@@ -410,8 +411,7 @@ def _notes(
 def _failures(result: Gate) -> Iterator[str]:
     for audit in result.audits:
         if audit.outcome == "failed" and audit.run is not None:
-            p = f" (p = {audit.run.p_value:.2g})" if audit.run.p_value is not None else ""
-            yield f"the audit failed {audit.strategy}{p}"
+            yield f"the audit failed {audit.strategy} ({audit.run.reason})"
         elif audit.outcome == "worse":
             yield f"{audit.strategy} was lossless and is now declared lossy"
     worst: dict[tuple[str, Metric], Comparison] = {}

@@ -41,10 +41,11 @@ FIGURES = {
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What one strategy's chi-squared check found."""
+    """What one strategy's chi-squared check found; `reason` is the verdict's one sentence."""
 
     strategy: str
     verdict: Verdict
+    reason: str
     p_value: float | None
     alpha: float
     dtype: str

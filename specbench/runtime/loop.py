@@ -479,6 +479,8 @@ class StepLoop:
                 begin, draft_end, verify_end, end = timing.marks
                 draft, verify = watch.seconds(begin, draft_end), watch.seconds(draft_end, verify_end)
                 commit_s = watch.seconds(verify_end, end)
+            if self.strategy.drafter is None:  # what passed before the forward is then no phase of its own
+                draft = 0.0
             forward = sum(watch.seconds(begin, end) for watch, begin, end in timing.forwards)
             yield Stepped(
                 replace(

@@ -1,6 +1,6 @@
 """Make the four workloads of the bundled pair from what it was not trained on.
 
-    python tools/tiny/make_workloads.py
+    python tools/tiny/make_prompts.py
 
 The four kinds keep their meaning: `tiny-predictable` repeats its input, `tiny-novel` continues code and
 prose of held-out modules, `tiny-short-output` answers in a word or a number, `tiny-high-concurrency`
@@ -95,7 +95,7 @@ def main() -> None:
         (options.out / f"{name}.jsonl").write_text(text, "utf-8")
         description, tokens, loads, headline = HEADERS[name]
         (options.out / f"{name}.yaml").write_text(
-            "# Written by tools/tiny/make_workloads.py; change it there.\n"
+            "# Written by tools/tiny/make_prompts.py; change it there.\n"
             f"name: {name}\ndescription: >-\n  {description}\n"
             "licence: PSF-2.0 (excerpts of the Python standard library) and CC0-1.0 (generated)\n"
             f"prompts: {name}.jsonl\nsha256: {hashlib.sha256(text.encode()).hexdigest()}\n"
