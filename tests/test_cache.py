@@ -351,6 +351,15 @@ def test_no_mask_is_built_where_none_is_needed(slotted: Slotted) -> None:
         assert [mask is None for mask in masks.seen] == expected
 
 
+def test_a_plain_forward_after_a_ragged_one(slotted: Slotted) -> None:
+    """A forward of the model itself, outside the runner, is not taken for part of the packed batch before."""
+    batch = a_batch("llama", slotted)
+    batch.admit([[1, 2, 3], [4]])
+    text = [5, 6, 7, 8]
+    want = uncached(shared("llama"), text)
+    torch.testing.assert_close(uncached(batch.model, text), want, atol=TOLERANCE, rtol=0)
+
+
 def test_unused_slots_are_zero(slotted: Slotted) -> None:
     """Slots that no token was written to hold zeros, so that nothing masked can poison an output."""
     batch = a_batch("llama", slotted)

@@ -194,6 +194,66 @@ def test_an_abandoned_schedule_leaves_nothing_behind(slotted: Slotted) -> None:
         assert served.outputs == [greedy(shared("llama"), prompt, 9) for prompt in PROMPTS[::-1]]
 
 
+class Told:
+    """A drafter that writes down which rows it was given and what it was told was accepted."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.rows: set[int] = set()
+        self.accepted: list[list[int]] = []
+
+    def prefill(self, first_row: int, prompts: Any, features: Any) -> None:
+        """Rows come."""
+        new = set(range(first_row, first_row + len(prompts)))
+        assert not new & self.rows
+        self.rows |= new
+        self.inner.prefill(first_row, prompts, features)
+
+    def fork(self, source: int, targets: Any) -> None:
+        """Rows are copied."""
+        assert source in self.rows
+        self.rows |= set(targets)
+        self.inner.fork(source, targets)
+
+    def commit(self, accepted: Any, features: Any) -> None:
+        """A step is over; the rows it was about are all the rows there are, without a gap."""
+        assert self.rows == set(range(len(accepted)))
+        self.accepted.append(list(accepted))
+        self.inner.commit(accepted, features)
+
+    def release(self, rows: Any) -> None:
+        """Rows go."""
+        assert set(rows) <= self.rows
+        self.rows -= set(rows)
+        self.inner.release(rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+@pytest.mark.parametrize("is_abandoned", [False, True])
+def test_a_drafter_is_told_what_happens(strategy: str, is_abandoned: bool, slotted: Slotted) -> None:
+    """It hears what each round accepted, and of every row that goes, in a schedule that is dropped too."""
+    opened = engine(slotted)
+    opened.open(strategy)
+    assert opened.strategy is not None
+    told = Told(opened.strategy.drafter)
+    opened.open(strategy, alter=lambda built: replace(built, drafter=told))
+    offered = requests(PROMPTS, temperature=0.0, max_new_tokens=12)
+    events = opened.serve(Schedule(offered, concurrency=3))
+    if is_abandoned:
+        list(itertools.islice(events, 9))
+        assert told.rows
+        events.close()  # type: ignore[attr-defined]
+    else:
+        served = collect(events)
+        decode = [step.step for step in served.steps if step.phase == "decode"]
+        assert told.accepted == [[r.accepted for r in served.rounds if r.step == step] for step in decode]
+        assert any(map(any, told.accepted))
+    assert told.rows == set()
+
+
 # Who is in flight
 
 
@@ -267,7 +327,7 @@ def test_an_open_loop_waits_for_arrivals(slotted: Slotted) -> None:
     """Requests are scheduled at their arrival, in order of arrival, and the loop sleeps in between."""
     clock = SkippingClock()
     loop = a_loop(slotted("llama"), "draft:k=2", clock=clock, sleep=clock.sleep)
-    arrivals = [100.0, 0.0, 200.0, 100.0, 50.0]
+    arrivals = [100.0, 0.0, 200.0, 100.0, 99.5]
     offered = requests(PROMPTS, arrivals=arrivals, temperature=0.0, max_new_tokens=4)
     served = collect(loop.serve(Schedule(offered)))
     assert served.outputs == [greedy(shared("llama"), prompt, 4) for prompt in PROMPTS]
@@ -277,7 +337,7 @@ def test_an_open_loop_waits_for_arrivals(slotted: Slotted) -> None:
         assert arrivals[key] <= record.first_scheduled < arrivals[key] + 20
     order = [event.record.request for event in served.events if isinstance(event, Finished)]
     assert [arrivals[key] for key in order] == sorted(arrivals)
-    assert len(clock.sleeps) == 3  # before 50, 100 and 200
+    assert len(clock.sleeps) == 3  # before 99.5, 100 and 200
     assert sum(clock.sleeps) == pytest.approx(200, abs=20)
     assert Counter(step.batch for step in served.steps if step.phase == "prefill") == {1: 3, 2: 1}
 
