@@ -3,7 +3,7 @@
     specbench run --models smollm2 --quick --run-id smollm2-quick --output results/published
     python tools/readme_table.py
 
-The README shows the conclusions and the columns that matter most; the whole report is written beside the
+The README shows the conclusions, some of the tables, and the columns that matter most; the whole report is written beside the
 run folder. `--check` changes nothing and exits 1 if either is out of date.
 """
 
@@ -23,6 +23,7 @@ from specbench.report.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 RUN = ROOT / "results" / "published" / "smollm2-quick"
 BEGIN, END = "<!-- table:begin", "<!-- table:end -->"
+TABLES = ("predictable: load c=1", "high-concurrency: load c=8", "audit")
 SHOWN = {
     "strategy", "temperature", "tokens_per_target_step", "draft_acceptance_rate", "draft_s", "verify_s",
     "break_even_tokens_per_step", "ttft", "tpot", "output_throughput", "decode_speedup", "e2e_speedup",
@@ -57,7 +58,8 @@ def main() -> None:
     options = parser.parse_args()
     run = RunStore.open(RUN).document
     built = build(run)
-    short = replace(built, tables=tuple(narrowed(table) for table in built.tables))
+    chosen = [table for table in built.tables if table.title.startswith(TABLES)]
+    short = replace(built, tables=tuple(narrowed(table) for table in chosen), legend=())
     readme = ROOT / "README.md"
     wanted = {
         readme: updated(readme.read_text("utf-8"), render_report(short)),

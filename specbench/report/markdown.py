@@ -22,7 +22,7 @@ def render_report(report: Report) -> str:
     blocks = [f"### {_inline(report.title)}"]
     if report.banners:
         blocks.append("> [!WARNING]\n" + "\n".join(f"> - {_inline(banner)}" for banner in report.banners))
-    blocks.append("\n".join(f"- **{_inline(text)}**" for text in report.conclusions))
+    blocks.append("\n".join(f"- {_inline(text)}" for text in report.conclusions))
     for table in report.tables:
         blocks.append(f"#### {_inline(table.title)}")
         blocks.append("\n".join(_table(table)))
