@@ -410,15 +410,17 @@ def test_fingerprint_of_a_large_file_sees_its_end(tmp_path: Path) -> None:
 
 
 def test_attention_a_model_lacks(tmp_path: Path) -> None:
-    """A model that has no sdpa attention says so, and names the one it has."""
+    """A model without sdpa attention is refused under it, and loaded under eager if the choice is free."""
     from transformers import BloomConfig, BloomForCausalLM
 
     BloomForCausalLM(BloomConfig(vocab_size=32, hidden_size=16, n_layer=1, n_head=2)).save_pretrained(
         tmp_path
     )
     with pytest.raises(ModelError, match="has no sdpa attention") as error:
-        load(str(tmp_path))
+        load(str(tmp_path), attention="sdpa")
     assert "eager" in (error.value.hint or "")
+    make_tokenizer().save_pretrained(tmp_path)
+    assert load(str(tmp_path)).model.config._attn_implementation == "eager"
 
 
 # -- vocabularies -------------------------------------------------------------------------------------

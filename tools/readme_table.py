@@ -3,8 +3,8 @@
     specbench run --models smollm2 --quick --run-id smollm2-quick --output results/published
     python tools/readme_table.py
 
-The README shows the conclusions, some of the tables, and the columns that matter most; the whole report is written beside the
-run folder. `--check` changes nothing and exits 1 if either is out of date.
+The README shows the conclusions, some of the tables, and the columns that matter most; the whole report
+is written beside the run folder. `--check` changes nothing and exits 1 if either is out of date.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 # The two the engine builds masks for. transformers would take any name here and fetch a kernel for it.
-_ATTENTIONS = ("eager", "sdpa")
+_ATTENTIONS = ("auto", "eager", "sdpa")
 
 # What configurations call the longest input; alibi and recurrent models have none of these.
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
@@ -56,7 +56,7 @@ class LoadedModel:
 
 
 def load(
-    model: ResolvedModel | str, *, dtype: str = "auto", device: str = "cpu", attention: str = "sdpa"
+    model: ResolvedModel | str, *, dtype: str = "auto", device: str = "cpu", attention: str = "auto"
 ) -> LoadedModel:
     """Load a model and its tokenizer, without code from the checkpoint and without unpickling anything.
 
@@ -64,7 +64,7 @@ def load(
         model: what `resolve` returned, or a name for it.
         dtype: `float32`, `bfloat16`, `float16`, or `auto` for the checkpoint's own.
         device: `cpu`, `cuda`, `cuda:1`, …
-        attention: `sdpa` or `eager`.
+        attention: `sdpa`, `eager`, or `auto` for sdpa where the model has it and eager elsewhere.
 
     Raises:
         ModelError: an argument is unknown or unavailable, or the files cannot be read as a causal model.
@@ -75,7 +75,8 @@ def load(
         )
     if attention not in _ATTENTIONS:
         raise ModelError(
-            f"no attention {attention!r}{did_you_mean(attention, _ATTENTIONS)}", hint="use sdpa or eager"
+            f"no attention {attention!r}{did_you_mean(attention, _ATTENTIONS)}",
+            hint="use auto, sdpa or eager",
         )
     place = _device(device)
     resolved = resolve(model) if isinstance(model, str) else model
@@ -86,16 +87,7 @@ def load(
 
     torch_dtype = "auto" if dtype == "auto" else getattr(torch, dtype)
     with quiet(), as_model_error(f"cannot load the model {resolved.name}"):
-        try:
-            if resolved.gguf_file is not None:
-                network = load_gguf(folder, resolved.gguf_file, dtype=torch_dtype, attention=attention)
-            else:
-                network = _load_safetensors(folder, dtype=torch_dtype, attention=attention)
-        except ValueError as error:
-            if "scaled_dot_product_attention" not in str(error):
-                raise
-            hint = "use --attention eager"
-            raise ModelError(f"the model {resolved.name} has no sdpa attention", hint=hint) from error
+        network = _load_network(resolved, folder, torch_dtype, attention)
         network = network.to(place).eval().requires_grad_(False)
     with quiet(), as_model_error(f"cannot load the tokenizer of {resolved.name}"):
         tokenizer = load_tokenizer(folder, resolved.gguf_file)
@@ -122,6 +114,23 @@ def load(
         weight_bytes=sum(parameter.numel() * parameter.element_size() for parameter in unique),
         fingerprint=resolved.sha256 or fingerprint_files([*configuration, *weights]),
     )
+
+
+def _load_network(resolved: ResolvedModel, folder: Path, dtype: Any, attention: str) -> Any:
+    """Load the network under the attention asked for."""
+    wanted = "sdpa" if attention == "auto" else attention
+    try:
+        if resolved.gguf_file is not None:
+            return load_gguf(folder, resolved.gguf_file, dtype=dtype, attention=wanted)
+        return _load_safetensors(folder, dtype=dtype, attention=wanted)
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        if attention == "auto":
+            return _load_network(resolved, folder, dtype, "eager")
+        raise ModelError(
+            f"the model {resolved.name} has no sdpa attention", hint="load it as eager"
+        ) from error
 
 
 def load_gguf(folder: Path, file: str, *, dtype: Any, attention: str = "sdpa") -> Any:

@@ -62,7 +62,7 @@ def openings(each: int, seed: int) -> list[dict[str, object]]:
     """Return beginnings of functions and paragraphs of held-out modules."""
     rng = random.Random(seed)
     held = corpus.documents(held_out=True)
-    found = []
+    found: list[dict[str, object]] = []
     for kind, texts in (("code", corpus.functions(held)), ("prose", corpus.paragraphs(held))):
         texts = [t for t in texts if len(t) > 150]
         for number, text in enumerate(rng.sample(texts, min(each, len(texts)))):

@@ -146,7 +146,7 @@ def train(
         else:
             p = softmax(wanted.float(), -1)
             loss = -(p * log_softmax(logits.float(), -1)).sum(-1).mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         optim.step()
         optim.zero_grad(set_to_none=True)
@@ -168,7 +168,7 @@ def overlap(target: LlamaForCausalLM, draft: LlamaForCausalLM, texts: list[list[
         p, q = (softmax(m(input_ids=window, use_cache=False).logits[0].float(), -1) for m in (target, draft))
         losses.append(cross_entropy(p[:-1].log(), window[0, 1:]).item())
         accepted.append(torch.minimum(p, q).sum(-1).mean().item())
-    return sum(losses) / len(losses), sum(accepted) / len(accepted)
+    return round(sum(losses) / len(losses), 3), round(sum(accepted) / len(accepted), 3)
 
 
 def main() -> None:
@@ -223,11 +223,11 @@ def main() -> None:
         "minutes": round((time.time() - began) / 60, 1),
         "target": {"parameters": target.num_parameters(), "training_loss": round(loss, 3)},
         "draft": {"parameters": draft.num_parameters(), "distillation_loss": round(draft_loss, 3)},
-        "held_out": {},
+        "held_out": {
+            kind: dict(zip(("loss", "acceptance"), overlap(target, draft, texts), strict=True))
+            for kind, texts in kinds.items()
+        },
     }
-    for kind, texts in kinds.items():
-        held_loss, acceptance = overlap(target, draft, texts)
-        facts["held_out"][kind] = {"loss": round(held_loss, 3), "acceptance": round(acceptance, 3)}
     (options.out / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
     print(json.dumps(facts, indent=1))
 
