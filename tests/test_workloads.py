@@ -27,6 +27,7 @@ from specbench.workloads.workload import stratified
 
 ROOT = Path(__file__).resolve().parents[1]
 BUNDLED = ["high-concurrency", "novel", "predictable", "short-output"]
+TINY = [f"tiny-{name}" for name in BUNDLED]
 CHARACTERS_PER_TOKEN = 4.2
 
 
@@ -50,8 +51,20 @@ def refused(spec: str | Path) -> WorkloadError:
 
 
 def test_available() -> None:
-    """The four bundled workloads are listed in alphabetical order."""
-    assert available() == BUNDLED
+    """The bundled workloads, four for real models and four for the bundled pair, are listed in order."""
+    assert available() == sorted(BUNDLED + TINY)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_tiny(name: str) -> None:
+    """A workload of the bundled pair has 80 prompts or more, none twice, and the settings of its kind."""
+    workload, kind = load(name), load(name.removeprefix("tiny-"))
+    header = yaml.safe_load((bundled_folder() / f"{name}.yaml").read_text())
+    assert header["sha256"] == workload.digest
+    assert len(workload.prompts) >= 80
+    assert len({prompt.plain for prompt in workload.prompts}) == len(workload.prompts)
+    assert (workload.headline, workload.loads) == (kind.headline, kind.loads)
+    assert max(len(prompt.plain) for prompt in workload.prompts) < 1500
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -17,6 +17,30 @@ AGAIN = "ordinary#2"
 DEFAULT_STRATEGIES = ("ngram:k=4", "early-exit:layers=8,k=2")
 DEFAULT_WORKLOADS = ("predictable", "novel", "short-output", "high-concurrency")
 
+
+@dataclass(frozen=True, slots=True)
+class ModelSet:
+    """Models that go together under one name, and what is measured with them by default."""
+
+    target: str
+    draft: str | None
+    dtype: str
+    strategies: tuple[str, ...]
+    workloads: tuple[str, ...]
+
+
+MODEL_SETS = {
+    "tiny": ModelSet(
+        target="tiny",
+        draft="tiny-draft",
+        dtype="float32",
+        strategies=("ngram:k=4", "draft:k=3", "early-exit:layers=2,k=2"),
+        workloads=tuple(f"tiny-{name}" for name in DEFAULT_WORKLOADS),
+    ),
+    # On CPU bfloat16 is twice as fast as float32.
+    "smollm2": ModelSet("smollm2", None, "bfloat16", DEFAULT_STRATEGIES, DEFAULT_WORKLOADS),
+}
+
 QUICK_LIMITS = {"predictable": 6, "novel": 6, "short-output": 10, "high-concurrency": 12}
 QUICK_LIMIT = 6
 QUICK_TOKENS = 40
@@ -81,6 +105,16 @@ class RunConfig:
         """Return a short hash that equal configurations share."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def quick_limit(workload: str) -> int:
+    """Return how many prompts of a workload a quick run measures."""
+    return QUICK_LIMITS.get(workload.removeprefix("tiny-"), QUICK_LIMIT)
+
+
+def quick_loads(workload: str) -> tuple[str, ...] | None:
+    """Return the loads of a quick run; None for the workload's own."""
+    return QUICK_LOADS.get(workload.removeprefix("tiny-"))
 
 
 def engine_name(text: str) -> str:

@@ -119,12 +119,12 @@ def _shaped(workload: Workload, config: RunConfig) -> Workload:
     """Apply what was asked for to a workload's own settings."""
     limit = config.limit
     if limit is None and config.quick:
-        limit = configuration.QUICK_LIMITS.get(workload.name, configuration.QUICK_LIMIT)
+        limit = configuration.quick_limit(workload.name)
     if limit is not None:
         workload = workload.limited(limit)
     if not workload.prompts:
         raise WorkloadError(f"workload '{workload.name}' has no prompt left", hint="raise --limit")
-    loads = config.loads or (configuration.QUICK_LOADS.get(workload.name) if config.quick else None)
+    loads = config.loads or (configuration.quick_loads(workload.name) if config.quick else None)
     if loads:
         workload = replace(workload, loads=tuple(Load.parse(text) for text in loads))
     for load in workload.loads:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 EXAMPLES = (
+    "specbench run",
     "specbench run --models smollm2 --quick",
     "specbench run --target ./my-model --draft ./my-draft --strategy draft:k=4 --workload prompts.jsonl",
 )
@@ -19,7 +20,10 @@ Words = list[str] | None
 
 def run(
     models: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A bundled model: smollm2.", rich_help_panel="Models")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A bundled set: tiny (the default), smollm2.", rich_help_panel="Models"
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Target: folder, .gguf file, hub id or alias.")
@@ -58,11 +62,11 @@ def run(
     ] = "terminal",
 ) -> None:
     """Measure decoding strategies and check that they kept the target's distribution."""
-    from specbench.bench.config import DEFAULT_STRATEGIES, DEFAULT_WORKLOADS, RunConfig
+    from specbench.bench.config import DEFAULT_STRATEGIES, DEFAULT_WORKLOADS, MODEL_SETS, ModelSet, RunConfig
     from specbench.bench.run import outcome
     from specbench.bench.run import run as carry_out
     from specbench.cli._progress import RichProgress
-    from specbench.errors import UsageError
+    from specbench.errors import UsageError, did_you_mean
     from specbench.report import report
 
     if format_ not in ("terminal", "markdown", "json"):
@@ -70,22 +74,26 @@ def run(
     simulated = engine.partition(":")[0] == "simulated"
     if models and target:
         raise UsageError("--models and --target both name the target", hint="give one of them")
-    chosen = models or target or ("simulated" if simulated else None)
-    if chosen is None:
+    bundled = not (models or target or simulated)
+    name = "tiny" if bundled else models
+    if name is not None and name not in MODEL_SETS:
         raise UsageError(
-            "no model was named", hint="try --models smollm2, or --target FOLDER for a model of your own"
+            f"no bundled models '{name}'{did_you_mean(name, MODEL_SETS)}",
+            hint=f"use one of {', '.join(MODEL_SETS)}, or --target for a model of your own",
         )
-    # On CPU the bundled model is timed in bfloat16, twice as fast as float32 there.
-    default_dtype = "bfloat16" if chosen == "smollm2" else "auto"
+    own = ModelSet(target or "simulated", draft, "auto", DEFAULT_STRATEGIES, DEFAULT_WORKLOADS)
+    chosen = MODEL_SETS[name] if name is not None else own
+    drafts = draft or chosen.draft
+    strategies = chosen.strategies + (("draft:k=4",) if draft and name is None else ())
     config = RunConfig(
-        target=chosen,
-        draft=draft,
-        dtype=dtype or default_dtype,
+        target=chosen.target,
+        draft=drafts,
+        dtype=dtype or chosen.dtype,
         device=device,
         draft_device=draft_device,
         engine=engine,
-        strategies=tuple(strategy or DEFAULT_STRATEGIES + (("draft:k=4",) if draft else ())),
-        workloads=tuple(workload or DEFAULT_WORKLOADS),
+        strategies=tuple(strategy or strategies),
+        workloads=tuple(workload or chosen.workloads),
         temperatures=tuple(temperature) if temperature else None,
         loads=tuple(load) if load else None,
         limit=limit,
@@ -93,7 +101,7 @@ def run(
         repeats=repeats,
         rows=rows,
         seed=seed,
-        quick=quick,
+        quick=quick or bundled,
         audit=audit,
         audit_dtype=audit_dtype,
         inject=inject,
@@ -103,4 +111,10 @@ def run(
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     typer.echo(report(document, format_, None, color=color), nl=False)  # type: ignore[arg-type]
     typer.echo(f"\nstored in {output / document.run_id}", err=True)
+    if bundled:
+        typer.echo(
+            "this was the bundled pair; for your own: specbench run --target MODEL --draft MODEL "
+            "--workload prompts.jsonl",
+            err=True,
+        )
     raise typer.Exit(outcome(document))

@@ -109,10 +109,9 @@ def check_requirements(
 
 def model_states() -> list[ModelState]:
     """List the aliases; nothing is fetched and nothing is written."""
-    from specbench.models import aliases, smollm2
+    from specbench.models import aliases, is_here
 
-    here = {"smollm2": (smollm2.cache_folder() / "model" / "model.safetensors").is_file()}
-    return [ModelState(name, " ".join(text.split()), here.get(name)) for name, text in aliases().items()]
+    return [ModelState(name, " ".join(text.split()), is_here(name)) for name, text in aliases().items()]
 
 
 def engine_states(importable: Callable[[str], bool] | None = None) -> list[EngineState]:

@@ -5,7 +5,7 @@ Nothing in this package imports torch or transformers before it loads a model.
 """
 
 from specbench.models.load import LoadedModel, load
-from specbench.models.resolve import ResolvedModel, aliases, resolve
+from specbench.models.resolve import ResolvedModel, aliases, is_here, resolve
 from specbench.models.vocabulary import check_vocabulary
 
-__all__ = ["LoadedModel", "ResolvedModel", "aliases", "check_vocabulary", "load", "resolve"]
+__all__ = ["LoadedModel", "ResolvedModel", "aliases", "check_vocabulary", "is_here", "load", "resolve"]

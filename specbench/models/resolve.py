@@ -14,7 +14,12 @@ from specbench.models.quiet import as_model_error, one_line, quiet
 
 Source = Literal["alias", "directory", "gguf", "hub"]
 
-_ALIASES = {"smollm2": smollm2.DESCRIPTION}
+_BUNDLED = {"tiny": "target", "tiny-draft": "draft"}
+_ALIASES = {
+    "tiny": "the bundled target: 8 layers, trained on the Python standard library; no download",
+    "tiny-draft": "the bundled draft: one layer, distilled from tiny; no download",
+    "smollm2": smollm2.DESCRIPTION,
+}
 
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
@@ -46,6 +51,11 @@ def aliases() -> dict[str, str]:
     return dict(_ALIASES)
 
 
+def is_here(alias: str) -> bool:
+    """Whether a short name can be loaded without a network."""
+    return alias in _BUNDLED or (smollm2.cache_folder() / "model" / "model.safetensors").is_file()
+
+
 def resolve(name: str, *, offline: bool = False, progress: bool | None = None) -> ResolvedModel:
     """Find the model called `name`, fetching it once if it is not on this machine yet.
 
@@ -58,6 +68,9 @@ def resolve(name: str, *, offline: bool = False, progress: bool | None = None) -
     Raises:
         ModelError: there is no such model, or it cannot be fetched or used here.
     """
+    if name in _BUNDLED:
+        inside = Path(__file__).resolve().parent / "tiny" / _BUNDLED[name]
+        return ResolvedModel(name, str(inside), None, None, None, "alias")
     if name in _ALIASES:
         folder = smollm2.ensure(offline=offline, progress=progress)
         return ResolvedModel(name, str(folder), None, None, smollm2.GGUF_SHA256, "alias")

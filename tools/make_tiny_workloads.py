@@ -1,6 +1,6 @@
 """Make the four workloads of the bundled pair from what it was not trained on.
 
-    python tools/tiny/make_prompts.py
+    python tools/make_tiny_workloads.py
 
 The four kinds keep their meaning: `tiny-predictable` repeats its input, `tiny-novel` continues code and
 prose of held-out modules, `tiny-short-output` answers in a word or a number, `tiny-high-concurrency`
@@ -15,9 +15,9 @@ import json
 import random
 from pathlib import Path
 
-import corpus
+import tiny_corpus as corpus
 
-ROOT = Path(__file__).resolve().parents[2] / "workloads"
+ROOT = Path(__file__).resolve().parents[1] / "workloads"
 EACH = 16
 MOST_CHARACTERS = 1_500
 
@@ -95,7 +95,7 @@ def main() -> None:
         (options.out / f"{name}.jsonl").write_text(text, "utf-8")
         description, tokens, loads, headline = HEADERS[name]
         (options.out / f"{name}.yaml").write_text(
-            "# Written by tools/tiny/make_prompts.py; change it there.\n"
+            "# Written by tools/make_tiny_workloads.py; change it there.\n"
             f"name: {name}\ndescription: >-\n  {description}\n"
             "licence: PSF-2.0 (excerpts of the Python standard library) and CC0-1.0 (generated)\n"
             f"prompts: {name}.jsonl\nsha256: {hashlib.sha256(text.encode()).hexdigest()}\n"
