@@ -23,6 +23,7 @@ from specbench.metrics import identities, summarise
 from specbench.records import (
     CellKey,
     CellRecords,
+    Request,
     RequestRecord,
     RoundRecord,
     SamplingParams,
@@ -95,11 +96,7 @@ def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | N
     try:
         _measure(config, chosen, prompts, engine, store, progress, monitor)
         _summarise(store)
-        busy = asdict(monitor.report())
-        earlier = store.document.busy
-        if resumed and earlier and earlier.get("busy") and not busy["busy"]:
-            busy = earlier  # part of the run was measured on a busy machine, and stays so
-        store.update(busy=busy)
+        _note_load(store, monitor)
         engine.close()
         if config.audit and engine.capabilities.can_audit:
             _audit(config, models, store, progress)
@@ -107,9 +104,16 @@ def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | N
     except BaseException:
         engine.close()
         if store.document.status == "running":
+            _note_load(store, monitor)
             store.update(status="interrupted")
         raise
     return store.document
+
+
+def _note_load(store: RunStore, monitor: environment.LoadMonitor) -> None:
+    """Store how quiet the machine was; once part of a run was measured on a busy one, it stays so."""
+    report, earlier = asdict(monitor.report()), store.document.busy
+    store.update(busy=earlier if earlier and earlier.get("busy") else report)
 
 
 # Before anything is measured
@@ -362,16 +366,8 @@ def _warm_up(engine: Engine, unit: Unit) -> None:
     """Decode a little and throw it away, so that no strategy pays for being first."""
     first = unit.prompts[0]
     params = SamplingParams(temperature=1.0, max_new_tokens=min(WARM_UP_TOKENS, max(2, first.max_new_tokens)))
-    warm = replace(
-        schedule(
-            replace(unit, prompts=(first,), load=Load("closed", concurrency=1)),
-            seed=0,
-            rate=None,
-            again=False,
-        )
-    )
-    request = replace(warm.requests[0], sampling=params)
-    for _ in engine.serve(replace(warm, requests=(request,))):
+    request = Request(0, first.tokens, params, first.id)
+    for _ in engine.serve(Schedule((request,), concurrency=1)):
         pass
 
 

@@ -197,39 +197,27 @@ def _lines(result: Gate) -> list[str]:
 
 
 def _terminal(result: Gate, width: int, color: bool) -> str:
-    from rich.console import Console
-
-    from specbench.report.terminal import _print_lines, _print_table
+    from specbench.report.terminal import console_for, print_lines, print_table
 
     output = io.StringIO()
-    console = Console(
-        file=output,
-        width=width,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        no_color=not color,
-        markup=False,
-        emoji=False,
-        highlight=False,
-        legacy_windows=False,
-    )
+    console = console_for(output, width, color)
     console.print(f"specbench gate: run {result.run_id} against baseline {result.baseline_id}", style="bold")
     for table in _tables(result):
-        _print_table(console, table, width)
-    _print_lines(console, _lines(result), "dim")
-    _print_lines(console, (result.conclusion,), "bold")
+        print_table(console, table, width)
+    print_lines(console, _lines(result), "dim")
+    print_lines(console, (result.conclusion,), "bold")
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
 
 
 def _markdown(result: Gate) -> str:
-    from specbench.report.markdown import _inline, _table
+    from specbench.report.markdown import inline, table_lines
 
     title = f"specbench gate: run {result.run_id} against baseline {result.baseline_id}"
-    blocks = [f"### {_inline(title)}", f"**{_inline(result.conclusion)}**"]
+    blocks = [f"### {inline(title)}", f"**{inline(result.conclusion)}**"]
     for table in _tables(result):
-        blocks += [f"#### {_inline(table.title)}", "\n".join(_table(table))]
-        blocks += [_inline(note) for note in table.notes]
+        blocks += [f"#### {inline(table.title)}", "\n".join(table_lines(table))]
+        blocks += [inline(note) for note in table.notes]
     if lines := _lines(result):
-        listed = "\n".join(f"- {_inline(line)}" for line in lines)
+        listed = "\n".join(f"- {inline(line)}" for line in lines)
         blocks.append(f"<details><summary>Notes and legend</summary>\n\n{listed}\n\n</details>")
     return "\n\n".join(blocks) + "\n"

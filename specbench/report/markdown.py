@@ -19,26 +19,26 @@ def render(run: Run, *, width: int | None = None, color: bool = False) -> str:
 
 def render_report(report: Report) -> str:
     """Return a report as Markdown."""
-    blocks = [f"### {_inline(report.title)}"]
+    blocks = [f"### {inline(report.title)}"]
     if report.banners:
-        blocks.append("> [!WARNING]\n" + "\n".join(f"> - {_inline(banner)}" for banner in report.banners))
-    blocks.append("\n".join(f"- {_inline(text)}" for text in report.conclusions))
+        blocks.append("> [!WARNING]\n" + "\n".join(f"> - {inline(banner)}" for banner in report.banners))
+    blocks.append("\n".join(f"- {inline(text)}" for text in report.conclusions))
     for table in report.tables:
-        blocks.append(f"#### {_inline(table.title)}")
-        blocks.append("\n".join(_table(table)))
-        blocks.extend(_inline(note) for note in table.notes)
+        blocks.append(f"#### {inline(table.title)}")
+        blocks.append("\n".join(table_lines(table)))
+        blocks.extend(inline(note) for note in table.notes)
     small = [*report.context, *report.legend]
     if small:
-        lines = "\n".join(f"- {_inline(line)}" for line in small)
+        lines = "\n".join(f"- {inline(line)}" for line in small)
         blocks.append(f"<details><summary>Setting and legend</summary>\n\n{lines}\n\n</details>")
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(table: Table) -> Iterator[str]:
+def table_lines(table: Table) -> Iterator[str]:
     yield _line([_header(column) for column in table.columns])
     yield _line([":--" if column.align == "left" else "--:" for column in table.columns])
     for row in table.rows:
-        yield _line([_inline(cell.text) for cell in row])
+        yield _line([inline(cell.text) for cell in row])
 
 
 def _line(cells: list[str]) -> str:
@@ -46,10 +46,10 @@ def _line(cells: list[str]) -> str:
 
 
 def _header(column: Column) -> str:
-    return _inline(column.label + (f" ({column.unit})" if column.unit else ""))
+    return inline(column.label + (f" ({column.unit})" if column.unit else ""))
 
 
-def _inline(text: str) -> str:
+def inline(text: str) -> str:
     """Escape what Markdown would read as something else."""
     for mark in ("\\", "|", "<", ">", "*", "_", "`", "#"):
         text = text.replace(mark, f"\\{mark}")

@@ -24,12 +24,30 @@ STYLES = {"plain": "", "good": "green", "bad": "bold red", "doubtful": "yellow"}
 
 def render(run: Run, *, width: int | None = None, color: bool = False) -> str:
     """Return the report as text; where a table is wider than the terminal it becomes several, stacked."""
-    from rich.console import Console
-
     report = build(run)
     width = width or shutil.get_terminal_size((100, 24)).columns
     output = io.StringIO()
-    console = Console(
+    console = console_for(output, width, color)
+    console.print(report.title, style="bold")
+    for line in report.context:
+        console.print(line, style="dim")
+    if report.banners:
+        console.print()
+    for banner in report.banners:
+        console.print(f"! {banner}", style="bold yellow")
+    for table in report.tables:
+        print_table(console, table, width)
+    print_lines(console, report.legend, "dim")
+    for conclusion in report.conclusions:
+        print_lines(console, (conclusion,), "bold")
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
+
+
+def console_for(output: io.StringIO, width: int, color: bool) -> Console:
+    """Return a console that writes what is given to it, without markup, emoji or highlights."""
+    from rich.console import Console
+
+    return Console(
         file=output,
         width=width,
         force_terminal=color,
@@ -40,19 +58,6 @@ def render(run: Run, *, width: int | None = None, color: bool = False) -> str:
         highlight=False,
         legacy_windows=False,
     )
-    console.print(report.title, style="bold")
-    for line in report.context:
-        console.print(line, style="dim")
-    if report.banners:
-        console.print()
-    for banner in report.banners:
-        console.print(f"! {banner}", style="bold yellow")
-    for table in report.tables:
-        _print_table(console, table, width)
-    _print_lines(console, report.legend, "dim")
-    for conclusion in report.conclusions:
-        _print_lines(console, (conclusion,), "bold")
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
 
 
 def panels(table: Table, width: int) -> list[list[int]]:
@@ -81,7 +86,7 @@ def panels(table: Table, width: int) -> list[list[int]]:
     return [keys + panel for panel in filled] or [keys]
 
 
-def _print_table(console: Console, table: Table, width: int) -> None:
+def print_table(console: Console, table: Table, width: int) -> None:
     parts = panels(table, width)
     for number, places in enumerate(parts, start=1):
         console.print()
@@ -127,7 +132,7 @@ def _header_lines(column: Column) -> list[str]:
     return column.header.split("\n") + ([column.unit] if column.unit else [])
 
 
-def _print_lines(console: Console, lines: Sequence[str], style: str) -> None:
+def print_lines(console: Console, lines: Sequence[str], style: str) -> None:
     if lines:
         console.print()
     for line in lines:
