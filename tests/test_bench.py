@@ -342,10 +342,10 @@ def test_what_cannot_be_run_is_refused(options: list[str], words: list[str], cap
     assert_refused(capsys, simulate(*options, *target), *words)
 
 
-def test_no_model_named(capsys: Captured) -> None:
-    """Without a model the error names the options that give one."""
+def test_unknown_bundled_models(capsys: Captured) -> None:
+    """A bundled set that does not exist is answered with the near miss and the way to one's own model."""
     assert_refused(
-        capsys, main(["run", "--workload", "prompts.jsonl"]), "no model was named", "--models", "--target"
+        capsys, main(["run", "--models", "smolm2"]), "no bundled models", "did you mean 'smollm2'", "--target"
     )
 
 
