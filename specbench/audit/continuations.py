@@ -33,6 +33,7 @@ TOP_K = 3
 MINIMUM_EXPECTED = 10.0
 MINIMUM_SHARE = 0.05
 """The least share of a prompt's draws that a cell of its own must expect: few cells need fewer draws."""
+FEWEST_DRAWS = 200
 _MARGIN = 1.02  # more draws than the formula asks for, since pooling depends on their number
 
 BRANCH_PROMPTS = (
@@ -70,13 +71,16 @@ def plan(oracle: Oracle, prompts: Sequence[tuple[int, ...]], *, max_draft: int, 
     horizon = max_draft + 3
     # Pooling joins whatever is rarer than its share, so branches far below that need not be told apart.
     laws = [oracle.continuation_law(prompt, horizon, floor=MINIMUM_SHARE / 10) for prompt in prompts]
-    each = 200
+    each = FEWEST_DRAWS
     while True:
-        df = sum(_cells(law, each) - 1 for law in laws)
-        needed = stats.draws_needed(DETECTABLE_TV, max(df, 1), alpha) if df else each * len(laws)
-        if each * len(laws) >= _MARGIN * needed or df == 0:
-            return Plan(horizon, (each,) * len(laws), tuple(laws), alpha)
-        each = max(each + 50, int(_MARGIN * needed / len(laws)) + 1)
+        cells = [_cells(law, each) for law in laws]
+        # A prompt with one cell tests nothing but the support: its draws do not count.
+        tested = sum(number > 1 for number in cells)
+        needed = stats.draws_needed(DETECTABLE_TV, sum(cells) - len(cells), alpha) if tested else 0
+        if each * tested >= _MARGIN * needed:
+            draws = tuple(each if number > 1 else FEWEST_DRAWS for number in cells)
+            return Plan(horizon, draws, tuple(laws), alpha)
+        each = max(each + 50, int(_MARGIN * needed / tested) + 1)
 
 
 def _cells(law: ExpectedTable, draws: int) -> int:
@@ -150,7 +154,7 @@ def verdict(
             list(zip(plan.laws, drawn.continuations, strict=True)),
             alpha=plan.alpha,
             generator=np.random.default_rng(seed),
-            minimum_expected=minimum_expected(plan.draws[0]),
+            minimum_expected=minimum_expected(max(plan.draws)),
         )
     word, reason = _decide(opened, drawn, result)
     return ChiSquaredVerdict(
