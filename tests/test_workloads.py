@@ -376,7 +376,7 @@ def test_unknown_name() -> None:
     """A mistyped name is answered with the nearest one and with the list."""
     message = refused("predictabel").message
     assert "no workload 'predictabel'; did you mean 'predictable'?" in message
-    assert "(bundled: high-concurrency, novel, predictable, short-output)" in message
+    assert f"(bundled: {', '.join(sorted(BUNDLED + TINY))})" in message
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 EXAMPLES = (
-    "specbench run",
     "specbench run --models smollm2 --quick",
     "specbench run --target ./my-model --draft ./my-draft --strategy draft:k=4 --workload prompts.jsonl",
 )
