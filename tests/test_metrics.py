@@ -576,6 +576,13 @@ def test_unknown_metric_suggests() -> None:
         definitions.find("tttf")
 
 
+def test_the_beginning_of_a_name_finds_it() -> None:
+    """A metric is found by the beginning of its name where only one begins so, and not otherwise."""
+    assert definitions.find("break-even").key == "break_even_tokens_per_step"
+    with pytest.raises(UsageError):
+        definitions.find("draft")
+
+
 def test_import_is_light() -> None:
     """Importing every metric and formula loads neither torch nor numpy."""
     code = (

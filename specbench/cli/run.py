@@ -80,7 +80,8 @@ def run(
             f"no bundled models '{name}'{did_you_mean(name, MODEL_SETS)}",
             hint=f"use one of {', '.join(MODEL_SETS)}, or --target for a model of your own",
         )
-    own = ModelSet(target or "simulated", draft, "auto", DEFAULT_STRATEGIES, DEFAULT_WORKLOADS)
+    usual = MODEL_SETS[target].dtype if target in MODEL_SETS else "auto"
+    own = ModelSet(target or "simulated", draft, usual, DEFAULT_STRATEGIES, DEFAULT_WORKLOADS)
     chosen = MODEL_SETS[name] if name is not None else own
     drafts = draft or chosen.draft
     strategies = chosen.strategies + (("draft:k=4",) if draft and name is None else ())

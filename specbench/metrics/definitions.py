@@ -377,12 +377,17 @@ DEFINITIONS: Mapping[str, Definition] = {definition.key: definition for definiti
 def find(name: str) -> Definition:
     """Return a metric by its key or printed label, however it is capitalised or hyphenated.
 
+    The beginning of one is enough where only one metric begins so: `break-even`.
+
     Raises:
         UsageError: If there is none; it suggests the nearest.
     """
     names = {_folded(word): one for one in _TABLE for word in (one.label, one.key)}
     if definition := names.get(_folded(name)):
         return definition
+    beginning = {one.key: one for word, one in names.items() if word.startswith(_folded(name))}
+    if len(beginning) == 1:
+        return next(iter(beginning.values()))
     near = did_you_mean(_folded(name), [_folded(key) for key in DEFINITIONS])
     raise UsageError(f"no metric '{name}'{near}", hint=f"metrics: {', '.join(DEFINITIONS)}")
 

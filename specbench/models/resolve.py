@@ -87,7 +87,10 @@ def resolve(name: str, *, offline: bool = False, progress: bool | None = None) -
     if hub and path.suffix.lower() != ".gguf":
         return _from_hub(name, hub["repo"], hub["revision"], offline=offline, progress=progress)
     if any(mark in name for mark in "/\\.") or name.startswith("~"):
-        raise ModelError(f"no model at {name}")
+        raise ModelError(
+            f"no model at {name}",
+            hint=f"name a folder, a .gguf file, a hub id org/name, or one of {', '.join(_ALIASES)}",
+        )
     known = ", ".join(_ALIASES)
     raise ModelError(
         f"no model {name!r}{did_you_mean(name, _ALIASES)}",
