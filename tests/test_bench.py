@@ -23,6 +23,12 @@ ENGINE = "simulated:target_ms=8,draft_ms=1,verify_ms=9"
 
 
 @pytest.fixture(autouse=True)
+def fixed_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are 100 columns wide, whatever terminal or test runner this is."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every test runs in an empty folder with a file of nine prompts of 17 tokens."""
     monkeypatch.chdir(tmp_path)

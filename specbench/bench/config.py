@@ -115,8 +115,3 @@ def quick_limit(workload: str) -> int:
 def quick_loads(workload: str) -> tuple[str, ...] | None:
     """Return the loads of a quick run; None for the workload's own."""
     return QUICK_LOADS.get(workload.removeprefix("tiny-"))
-
-
-def engine_name(text: str) -> str:
-    """Return the name in `name:key=value,...`."""
-    return registry.parse(text).name

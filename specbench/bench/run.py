@@ -81,7 +81,6 @@ def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | N
         NotMeasured: the records contradict themselves.
     """
     chosen = [_shaped(workload, config) for workload in workloads.load_many(config.workloads)]
-    _refuse_duplicates(chosen)
     check_writable(results)
     models = _load_models(config, config.dtype, progress)
     prompts = {w.name: _encode(w, models.target) for w in chosen}
@@ -146,13 +145,6 @@ def _shaped(workload: Workload, config: RunConfig) -> Workload:
     return workload
 
 
-def _refuse_duplicates(chosen: list[Workload]) -> None:
-    names = [workload.name for workload in chosen]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two workloads are called '{name}'", hint="rename one of the files")
-
-
 def check_writable(results: Path) -> None:
     """Find out now, not after the measurement, whether results can be written."""
     try:
@@ -167,7 +159,7 @@ def check_writable(results: Path) -> None:
 
 
 def _load_models(config: RunConfig, dtype: str, progress: Progress) -> Models:
-    if configuration.engine_name(config.engine) == "simulated":
+    if registry.parse(config.engine).name == "simulated":
         return Models()
     from specbench import models
 
@@ -329,6 +321,7 @@ def _measure(
     progress.stage("measuring", total=sum(len(unit.prompts) for unit in work) * len(arms))
     warm: set[str] = set()
     for position, unit in enumerate(work):
+        rate = unit.load.rate or _rate(unit, store)
         shift = position % len(arms)
         for arm in (*arms[shift:], *arms[:shift]):
             key = CellKey(unit.workload, unit.temperature, unit.load.label, arm)
@@ -340,7 +333,6 @@ def _measure(
             if arm not in warm:
                 _warm_up(engine, unit)
                 warm.add(arm)
-            rate = unit.load.rate or _rate(unit, store)
             offered = schedule(unit, seed=config.seed, rate=rate, again=arm == AGAIN)
             progress.advance(0, label)
             serving = _serve(engine, key, unit, offered, progress)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.distribution import Distribution, residual
+from specbench.decoding.padding import padded
 from specbench.decoding.random_numbers import Purpose, RoundRandom
 
 
@@ -48,9 +49,7 @@ class Proposal:
     @classmethod
     def certain(cls, chains: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Proposal:
         """Offer chains that were not drawn at random (n-grams): q is the point mass on each token."""
-        width = max(map(len, chains), default=0)
-        padded = [[*chain, *[0] * (width - len(chain))] for chain in chains]
-        tokens = torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(chains), width)
+        tokens = padded(chains, device)
         return cls.chains(tokens, [len(chain) for chain in chains], Distribution.point(tokens))
 
     @property

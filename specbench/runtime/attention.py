@@ -40,15 +40,15 @@ class Packing:
 
 
 _packing: Packing | None = None
-_packed_mask: tuple[int, int, Tensor, Tensor] | None = None
+_packed_mask: tuple[int, Tensor, Tensor] | None = None
 
 
 def _pack_mask(mask: Tensor, groups: int) -> Tensor:
     """Repeat a `[B, 1, R, S]` mask for the rows of each group; one step's layers share the result."""
-    global _packed_mask  # a cache of one entry; the mask it holds keeps the id valid
-    if _packed_mask is None or _packed_mask[2] is not mask or _packed_mask[1] != groups:
-        _packed_mask = (id(mask), groups, mask, mask.repeat(1, 1, groups, 1))
-    return _packed_mask[3]
+    global _packed_mask  # a cache of one entry
+    if _packed_mask is None or _packed_mask[1] is not mask or _packed_mask[0] != groups:
+        _packed_mask = (groups, mask, mask.repeat(1, 1, groups, 1))
+    return _packed_mask[2]
 
 
 @contextmanager

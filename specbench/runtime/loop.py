@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.commit import Committed, Limits, commit
+from specbench.decoding.padding import padded
 from specbench.decoding.processing import SamplingTensors, process
 from specbench.decoding.random_numbers import RoundRandom, stream_keys
 from specbench.decoding.verification import Acceptance, Proposal
@@ -207,11 +208,8 @@ class StepLoop:
         started = self.clock()
         marks = [runner.stopwatch.mark()]
         counts = [len(row.tokens) for row in heads]
-        tokens = torch.zeros(len(heads), max(counts), dtype=torch.int64)
-        for index, row in enumerate(heads):
-            tokens[index, : counts[index]] = torch.tensor(row.tokens)
         output = runner.forward(
-            tokens.to(runner.device),
+            padded([row.tokens for row in heads], runner.device),
             [0] * len(heads),
             counts,
             first_row=first,

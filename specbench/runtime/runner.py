@@ -210,12 +210,6 @@ class ModelRunner:
             for hook in hooks:
                 hook.remove()
 
-    def take_forward_seconds(self) -> float:
-        """Return the seconds spent in forwards since the last call; on CUDA after the stopwatch finished."""
-        total = sum(self.stopwatch.seconds(*pair) for pair in self.forwards)
-        self.forwards.clear()
-        return total
-
 
 def _pack(valid: Tensor, total: int) -> attention.Packing:
     """Return the packing of the `[num, R]` places that hold one of `total` tokens."""

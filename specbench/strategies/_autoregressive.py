@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.distribution import Distribution
+from specbench.decoding.padding import padded
 from specbench.decoding.processing import process
 from specbench.decoding.random_numbers import Purpose
 from specbench.decoding.verification import Proposal
@@ -38,9 +39,9 @@ def draft_chain(
     sampling = context.sampling.to(device)
     uniform = context.random.to(device).uniform(Purpose.DRAFT, max(context.limits))
     counts = [len(tokens) for tokens in missing]
-    width = max(counts)
-    tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in missing], device=device)
-    logits = runner.forward(tokens, starts, counts, keep=[count - 1 for count in counts]).logits
+    logits = runner.forward(
+        padded(missing, device), starts, counts, keep=[count - 1 for count in counts]
+    ).logits
     held = [start + count for start, count in zip(starts, counts, strict=True)]
     drafts: list[Tensor] = []
     laws: list[Distribution] = []

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
+from specbench.decoding.padding import padded
 from specbench.decoding.verification import RULES, Proposal
 from specbench.errors import IncompatibleError
 from specbench.policies.fixed import Fixed
@@ -57,12 +57,9 @@ class ModelDrafter:
         """Fill the draft's cache with the prompts."""
         del features
         counts = [len(prompt) for prompt in prompts]
-        tokens = torch.zeros(len(prompts), max(counts), dtype=torch.int64)
-        for index, prompt in enumerate(prompts):
-            tokens[index, : counts[index]] = torch.tensor(self._readable(prompt))
         # No logits are wanted, but a model must be asked for some: one position.
         self.runner.forward(
-            tokens.to(self.runner.device),
+            padded([self._readable(prompt) for prompt in prompts], self.runner.device),
             [0] * len(prompts),
             counts,
             first_row=first_row,
