@@ -268,6 +268,8 @@ def test_the_end_of_the_context(spec: str, opened: LocalEngine) -> None:
 class Sometimes:
     """A length policy that lets rows draft in some steps only, each row in its own rhythm."""
 
+    stop_below = 0.0
+
     def __init__(self, most: int) -> None:
         self.max_length = most
         self.step = 0

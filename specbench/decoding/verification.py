@@ -1,8 +1,9 @@
 """What a drafter offers, what a verification rule answers, and the two lossless rules for chains.
 
 Row alignment: a proposal of N tokens is verified by N + 1 rows of target logits. Row 0 follows the last
-committed token and judges node 0; row i judges node i; row `accepted` gives the extra token: the
-*recovered* token if verification stopped at a rejection, else the *bonus* token.
+committed token and judges the roots; row i + 1 follows node i and judges its children, which in a chain is
+node i + 1. The row after the accepted run gives the extra token: the *recovered* token if verification
+stopped at a rejection, else the *bonus* token.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ class Proposal:
     """Draft tokens of a batch.
 
     `tokens` `[B, N]` int64, of which the first `counts[b]` are offered. `parents` `[B, N]` gives each
-    node's parent (-1: the last committed token); None is a chain. `q` `[B, N]` is the law each node was
-    drawn from, given its earlier siblings: never a made-up one. `offered` is `counts` on the host.
+    node's parent (-1: the last committed token); None is a chain. Parents come before their children, and
+    siblings in the order they were drawn; entries beyond `counts[b]` have any parent. `q` `[B, N]` is the
+    law each node was drawn from, given its earlier siblings: never a made-up one. `offered` is `counts` on
+    the host.
     """
 
     tokens: Tensor
@@ -51,6 +54,25 @@ class Proposal:
         """Offer chains that were not drawn at random (n-grams): q is the point mass on each token."""
         tokens = padded(chains, device)
         return cls.chains(tokens, [len(chain) for chain in chains], Distribution.point(tokens))
+
+    @classmethod
+    def trees(cls, tokens: Tensor, parents: Tensor, offered: Sequence[int], q: Distribution) -> Proposal:
+        """Offer the first `offered[b]` nodes of each row as a tree; rows may have different trees."""
+        counts = torch.tensor(list(offered), dtype=torch.int64, device=tokens.device)
+        return cls(tokens, counts, offered, q, parents)
+
+    @classmethod
+    def certain_trees(
+        cls,
+        nodes: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        device: torch.device | str = "cpu",
+    ) -> Proposal:
+        """Offer trees that were not drawn at random: q is the point mass on each node's token."""
+        tokens = padded(nodes, device)
+        return cls.trees(
+            tokens, padded(parents, device), [len(row) for row in nodes], Distribution.point(tokens)
+        )
 
     @property
     def num(self) -> int:

@@ -22,6 +22,8 @@ class Options:
 class Fixed:
     """Choose `k` for every row, always."""
 
+    stop_below = 0.0
+
     def __init__(self, k: int) -> None:
         self.max_length = Options(k).k
 

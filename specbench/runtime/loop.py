@@ -255,7 +255,14 @@ class StepLoop:
         marks = [runner.stopwatch.mark()]
         limits = self._draft_limits()
         if strategy.drafter is not None and any(limits):
-            context = DraftContext([row.tokens for row in rows], limits, self.sampling, self._random(rows))
+            context = DraftContext(
+                [row.tokens for row in rows],
+                limits,
+                self.sampling,
+                self._random(rows),
+                slots=self._room(),
+                stop_below=strategy.policy.stop_below,
+            )
             proposal = strategy.drafter.propose(context)
         else:
             proposal = Proposal.empty(len(rows), runner.device)
@@ -286,16 +293,21 @@ class StepLoop:
         """Ask the policy for draft lengths, then leave room for the extra token and for the context."""
         if self.strategy.drafter is None:
             return [0] * len(self.active)
-        width = self.runner.cache.width
-        if self.runner.max_context is not None:
-            width = min(width, self.runner.max_context)
-        room = [min(row.remaining - 1, width - len(row.tokens)) for row in self.active]
+        most_tokens = self._room()
+        room = [min(row.remaining - 1, most) for row, most in zip(self.active, most_tokens, strict=True)]
         free = self.max_rows * self.runner.cache.width - sum(len(row.tokens) for row in self.active)
         view = BatchView(
             [len(row.tokens) for row in self.active], [row.remaining for row in self.active], free
         )
         wanted = self.strategy.policy.choose(view)
         return [max(0, min(k, most)) for k, most in zip(wanted, room, strict=True)]
+
+    def _room(self) -> list[int]:
+        """Return how many slots each row has left for draft tokens."""
+        width = self.runner.cache.width
+        if self.runner.max_context is not None:
+            width = min(width, self.runner.max_context)
+        return [width - len(row.tokens) for row in self.active]
 
     def _finish_step(
         self,

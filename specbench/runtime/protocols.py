@@ -18,14 +18,18 @@ from specbench.runtime.runner import ModelRunner
 class DraftContext:
     """What a drafter may look at when it proposes, for cache rows 0 to B - 1.
 
-    `tokens[b]` is the prompt and output of row b so far (read only); `limits[b]` the most tokens it may
-    draft, 0 for none: budget and context are already accounted for.
+    `tokens[b]` is the prompt and output of row b so far (read only); `limits[b]` the longest run it may
+    draft (the depth of a tree), 0 for none: budget and context are already accounted for. `slots[b]` is how
+    many nodes there is room for. `stop_below`: after a drafted token whose own probability under the law it
+    was drawn from is below this, a row drafts no more; the token is kept (dropping it would bias).
     """
 
     tokens: Sequence[list[int]]
     limits: Sequence[int]
     sampling: SamplingTensors
     random: RoundRandom
+    slots: Sequence[int]
+    stop_below: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +95,13 @@ class StepView:
 
 
 class LengthPolicy(Protocol):
-    """Chooses how many tokens to draft, from what was known before the draw."""
+    """Chooses how many tokens to draft, from what was known before the draw.
+
+    `max_length` is the most it ever chooses; `stop_below` becomes `DraftContext.stop_below`.
+    """
 
     max_length: int
+    stop_below: float
 
     def choose(self, view: BatchView) -> list[int]:
         """Return the draft length of each row."""
@@ -106,18 +114,27 @@ class LengthPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A drafter (None: ordinary decoding), a verification rule, a length policy, and a claim."""
+    """A drafter (None: ordinary decoding), a verification rule, a length policy, and a claim.
+
+    `max_nodes` is the most tokens in one proposal where that exceeds its length: trees.
+    """
 
     name: str
     drafter: Drafter | None
     rule: Rule
     policy: LengthPolicy
     lossless: bool
+    max_nodes: int = 0
 
     @property
     def max_draft(self) -> int:
         """Return the longest draft this strategy may offer."""
         return self.policy.max_length if self.drafter is not None else 0
+
+    @property
+    def lookahead(self) -> int:
+        """Return the most slots one step needs beyond the committed tokens."""
+        return max(self.max_draft, self.max_nodes if self.drafter is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
