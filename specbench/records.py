@@ -6,8 +6,10 @@ one monotonic clock whose zero is the start of the schedule. What was not measur
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 SCHEMA_VERSION = 1
@@ -24,10 +26,21 @@ FinishReason = Literal["eos", "stop", "length", "context", "error", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request is to be sampled.
+    """How one request is to be sampled, and what ends it.
 
     `temperature` 0 is the point mass on the most likely token (lowest id on ties). `top_k` 0, `top_p` 1
     and `min_p` 0 are off. `order` is the order in which the engine applies them: engines differ.
+
+    Before them, in this order, as in transformers' `generate`: `logit_bias` pairs (token id, what is added
+    to its logit); `repetition_penalty` (Keskar et al. 1909.05858: over prompt and output, positive logits
+    divided, negative multiplied); `presence_penalty` once and `frequency_penalty` times the count for each
+    token of the output so far (subtracted, as OpenAI's API defines them); `bad_words`, token sequences
+    whose last token is forbidden where the others precede it; `min_new_tokens`, before which neither EOS
+    nor a stop id can be sampled; `grammar` (`json:`, `regex:` or `choice:`).
+
+    The output ends at EOS unless `ignore_eos`, at any of `stop_token_ids`, or with the token that completes
+    one of `stop_strings` in the output's text; that token is kept. `logprobs` n records for every token
+    its log-probability and those of the n most likely ones; None records nothing.
     """
 
     temperature: float = 1.0
@@ -39,6 +52,15 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     order: tuple[str, ...] = GENERATE_ORDER
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_new_tokens: int = 0
+    stop_strings: tuple[str, ...] = ()
+    logprobs: int | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning, naming the one that is wrong."""
@@ -49,10 +71,36 @@ class SamplingParams:
             (0 <= self.min_p <= 1, "min_p", "between 0 and 1"),
             (self.max_new_tokens >= 0, "max_new_tokens", "0 or more"),
             (sorted(self.order) == sorted(GENERATE_ORDER), "order", f"a permutation of {GENERATE_ORDER}"),
+            (0 < self.repetition_penalty < math.inf, "repetition_penalty", "above 0; 1 is off"),
+            (math.isfinite(self.presence_penalty), "presence_penalty", "a finite number"),
+            (math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number"),
+            (_is_bias(self.logit_bias), "logit_bias", "pairs (token id, finite bias), no id twice"),
+            (all(self.bad_words) and _are_ids(sum(self.bad_words, ())), "bad_words", "lists of token ids"),
+            (
+                0 <= self.min_new_tokens <= self.max_new_tokens,
+                "min_new_tokens",
+                f"between 0 and max_new_tokens, {self.max_new_tokens}",
+            ),
+            (_are_ids(self.stop_token_ids), "stop_token_ids", "token ids"),
+            (
+                all(self.stop_strings),
+                "stop_strings",
+                "strings of at least one character",
+            ),
+            (self.logprobs is None or self.logprobs >= 0, "logprobs", "None, or 0 or more"),
         )
         for holds, name, expected in checks:
             if not holds:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+
+
+def _are_ids(values: Sequence[int]) -> bool:
+    return all(value >= 0 for value in values)
+
+
+def _is_bias(pairs: Sequence[tuple[int, float]]) -> bool:
+    ids = [token for token, _ in pairs]
+    return _are_ids(ids) and len(set(ids)) == len(ids) and all(math.isfinite(bias) for _, bias in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +112,23 @@ class Request:
     sampling: SamplingParams
     prompt_id: str = ""
     arrival: float = 0.0
+
+
+def samples(request: Request, num: int) -> tuple[Request, ...]:
+    """Return `num` requests for samples of one prompt, ids from the request's on, with distinct streams.
+
+    Served together under `Schedule.share_prefill` they share one prefill. The first is the request itself.
+    """
+    seeds = [request.sampling.seed, *(_sample_seed(request.sampling.seed, i) for i in range(1, num))]
+    return tuple(
+        replace(request, id=request.id + i, sampling=replace(request.sampling, seed=seed))
+        for i, seed in enumerate(seeds)
+    )
+
+
+def _sample_seed(seed: int, sample: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/sample/{sample}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +192,25 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at the place of one emitted token, in nats.
+
+    `raw` is under the model's own softmax, `processed` under the distribution that was sampled (0 for the
+    certain token of temperature 0). `top_raw` and `top_processed` are the n most likely (token, logprob).
+    """
+
+    raw: float
+    processed: float
+    top_raw: tuple[tuple[int, float], ...] = ()
+    top_processed: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request from arrival to finish. Chunk i holds `chunk_sizes[i]` of the output tokens, in order."""
+    """One request from arrival to finish. Chunk i holds `chunk_sizes[i]` of the output tokens, in order.
+
+    `logprobs` has one entry per output token where the request asked for them.
+    """
 
     request: int
     prompt_id: str
@@ -142,6 +224,7 @@ class RequestRecord:
     finished: float
     finish_reason: FinishReason
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +288,10 @@ def plain(value: Any) -> Any:
 def sampling_from(values: Mapping[str, Any]) -> SamplingParams:
     """Rebuild sampling parameters from their stored form."""
     known = {name: values[name] for name in SamplingParams.__dataclass_fields__ if name in values}
-    for name in ("stop_token_ids", "order"):
+    for name in ("stop_token_ids", "order", "stop_strings"):
         if name in known:
             known[name] = tuple(known[name])
+    for name in ("logit_bias", "bad_words"):
+        if name in known:
+            known[name] = tuple(tuple(entry) for entry in known[name])
     return SamplingParams(**known)

@@ -63,6 +63,7 @@ class Drafting:
                 limits,
                 SamplingTensors.of([self.params] * rows),
                 RoundRandom(stream_keys(list(range(rows))), numbers, numbers),
+                prompts=[1] * rows,
                 slots=[99] * rows,
             )
             proposal = self.drafter.propose(context)
@@ -148,7 +149,9 @@ def test_catching_up_is_ragged() -> None:
     numbers = torch.zeros(2).long()
     sampling = SamplingTensors.of([drafting.params] * 2)
     randoms = RoundRandom(stream_keys([0, 1]), numbers, numbers)
-    tokens = drafter.propose(DraftContext(drafting.texts, [3, 3], sampling, randoms, slots=[9] * 2)).tokens.tolist()
+    tokens = drafter.propose(
+        DraftContext(drafting.texts, [3, 3], sampling, randoms, prompts=[1] * 2, slots=[9] * 2)
+    ).tokens.tolist()
     drafter.commit([3, 1], {})
     for row, kept in enumerate((3, 1)):
         drafting.texts[row] += [*tokens[row][:kept], 5]
@@ -156,7 +159,7 @@ def test_catching_up_is_ragged() -> None:
     assert missing == [2, 1]
     assert [drafter.held[row] - lengths[row] for row in range(2)] == [2, 1]
     before = len(drafter.runner.forwards)
-    drafter.propose(DraftContext(drafting.texts, [1, 1], sampling, randoms, slots=[9] * 2))
+    drafter.propose(DraftContext(drafting.texts, [1, 1], sampling, randoms, prompts=[1] * 2, slots=[9] * 2))
     assert len(drafter.runner.forwards) == before + 1
     drafting.drafter.commit([0, 0], {})
     for text in drafting.texts:

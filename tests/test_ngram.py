@@ -135,7 +135,9 @@ def test_rows_are_drafted_apart() -> None:
     drafter.prefill(2, texts[2:], {})
     random = RoundRandom(stream_keys([0] * 4), torch.zeros(4).long(), torch.zeros(4).long())
     sampling = SamplingTensors.of([SamplingParams()] * 4)
-    proposal = drafter.propose(DraftContext(texts, [2, 3, 3, 0], sampling, random, slots=[9] * 4))
+    proposal = drafter.propose(
+        DraftContext(texts, [2, 3, 3, 0], sampling, random, prompts=[1] * 4, slots=[9] * 4)
+    )
     assert list(proposal.offered) == [2, 1, 0, 0]
     assert proposal.tokens.tolist() == [[2, 3], [4, 0], [0, 0], [0, 0]]
     assert proposal.q.prob_of(proposal.tokens)[0].tolist() == [1.0, 1.0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ class LocalEngine:
         target: the HF causal LM under test.
         eos_ids: its end-of-sequence ids.
         draft: a second HF causal LM, or None.
+        decode: token ids to text, special tokens kept; needed by requests with stop strings.
         rows: the most requests decoded together.
         width: slots per row: the longest prompt with its output, and the longest draft.
     """
@@ -45,6 +46,7 @@ class LocalEngine:
         *,
         eos_ids: tuple[int, ...],
         draft: Any | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
         rows: int = 32,
         width: int = 2048,
     ) -> None:
@@ -61,6 +63,7 @@ class LocalEngine:
         self.width = width
         self.eos_ids = eos_ids
         self.draft = draft
+        self.decode = decode
         self.runner = ModelRunner(target, SlotCache(rows, width))
         self.strategy: Strategy | None = None
         self._loop: StepLoop | None = None
@@ -97,7 +100,9 @@ class LocalEngine:
 
         if self.strategy is None:
             raise UsageError("no strategy is open", hint="call open() before serve()")
-        self._loop = StepLoop(self.runner, self.strategy, rows=self.rows, eos_ids=self.eos_ids)
+        self._loop = StepLoop(
+            self.runner, self.strategy, rows=self.rows, eos_ids=self.eos_ids, decode=self.decode
+        )
         return self._loop.serve(schedule)
 
     def cancel(self, request: int) -> None:
@@ -116,7 +121,7 @@ class LocalEngine:
             draft_weights=held.weights if held else 0,
             target_kv_per_token=self.runner.cache.bytes_per_token,
             draft_kv_per_token=held.kv_per_token if held else 0,
-            lookahead_tokens=self.strategy.max_draft,
+            lookahead_tokens=self.strategy.lookahead,
             peak_bytes=peak,
             peak_source=source,
         )

@@ -8,6 +8,7 @@ padding. Memory is zeroed, never left uninitialised: a NaN in a masked slot woul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,18 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """Copy the first `length` slots of a row to others: forked samples, or closing a gap."""
         for stored in (*self.keys.values(), *self.values.values()):
             stored[targets, :, :length] = stored[source, :, :length]
+
+    @torch.inference_mode()
+    def compact(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Move entries within rows: (row, from slot, to slot). All are read before any is written.
+
+        After a tree was verified the accepted path lies scattered over its slots; this closes the gaps.
+        """
+        if not moves:
+            return
+        for stored in (*self.keys.values(), *self.values.values()):
+            row, source, target = torch.tensor(moves, device=stored.device).T
+            stored[row, :, target] = stored[row, :, source]
 
     @property
     def bytes_per_token(self) -> int:

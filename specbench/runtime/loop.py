@@ -15,9 +15,10 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from specbench.decoding.commit import Committed, Limits, commit
+from specbench.decoding.commit import Committed, Limits, StopChecker, commit
+from specbench.decoding.distribution import Distribution
 from specbench.decoding.padding import padded
-from specbench.decoding.processing import SamplingTensors, process
+from specbench.decoding.processing import History, SamplingTensors, ancestors, process
 from specbench.decoding.random_numbers import RoundRandom, stream_keys
 from specbench.decoding.verification import Acceptance, Proposal
 from specbench.errors import UsageError
@@ -30,10 +31,12 @@ from specbench.records import (
     RoundRecord,
     Schedule,
     StepRecord,
+    TokenLogprobs,
 )
 from specbench.runtime.events import Chunk, Event, Finished, Stepped
 from specbench.runtime.protocols import BatchView, DraftContext, StepView, Strategy
-from specbench.runtime.runner import ModelRunner
+from specbench.runtime.runner import ModelRunner, TreeWindow
+from specbench.runtime.stop_strings import Decode, StopStrings
 from specbench.runtime.stopwatch import Mark, Stopwatch
 
 PREFILL_TOKENS = 8192
@@ -52,9 +55,11 @@ class Row:
     limited_by_context: bool
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
+    stop_checker: StopChecker | None = None
     round: int = 0
     chunk_times: list[float] = field(default_factory=list)
     chunk_sizes: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def produced(self) -> int:
@@ -85,6 +90,7 @@ class StepLoop:
         strategy: what to decode with.
         rows: the most requests in flight.
         eos_ids: the target's end-of-sequence ids.
+        decode: token ids to text; needed by requests with stop strings.
         clock: seconds since the schedule began; waiting uses `sleep`.
     """
 
@@ -95,6 +101,7 @@ class StepLoop:
         *,
         rows: int,
         eos_ids: Sequence[int],
+        decode: Decode | None = None,
         clock: Callable[[], float] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -102,6 +109,7 @@ class StepLoop:
         self.strategy = strategy
         self.max_rows = rows
         self.eos_ids = frozenset(eos_ids)
+        self.decode = decode
         origin = time.perf_counter()
         self.clock = clock or (lambda: time.perf_counter() - origin)
         self.sleep = sleep
@@ -167,6 +175,16 @@ class StepLoop:
                 f"{context}",
                 hint="leave it out, or use a model with a longer context",
             )
+        stop_checker = None
+        if sampling.stop_strings:
+            if self.decode is None:
+                raise UsageError(
+                    f"request {request.id} has stop strings, and this engine was given no tokenizer",
+                    hint="use stop_token_ids",
+                )
+            stop_checker = StopStrings(
+                sampling.stop_strings, self.decode, request.prompt, min_tokens=sampling.min_new_tokens
+            )
         return Row(
             request=request,
             arrival=arrival,
@@ -176,6 +194,7 @@ class StepLoop:
             limited_by_context=room < sampling.max_new_tokens,
             eos_ids=frozenset() if sampling.ignore_eos else self.eos_ids,
             stop_ids=frozenset(sampling.stop_token_ids),
+            stop_checker=stop_checker,
         )
 
     # Steps
@@ -260,6 +279,7 @@ class StepLoop:
                 limits,
                 self.sampling,
                 self._random(rows),
+                prompts=[len(row.request.prompt) for row in rows],
                 slots=self._room(),
                 stop_below=strategy.policy.stop_below,
             )
@@ -270,11 +290,13 @@ class StepLoop:
         last = torch.tensor([[row.tokens[-1]] for row in rows], device=runner.device)
         tokens = torch.cat([last, proposal.tokens], 1) if proposal.num else last
         drafted = list(proposal.offered)
+        follows = ancestors(proposal.parents) if proposal.parents is not None else None
         output = runner.forward(
             tokens,
             [len(row.tokens) - 1 for row in rows],
             [count + 1 for count in drafted],
             feature_layers=strategy.drafter.needs_features if strategy.drafter else (),
+            tree=TreeWindow.to_verify(follows) if follows is not None else None,
         )
         return self._finish_step(
             rows,
@@ -287,6 +309,7 @@ class StepLoop:
             output.tokens_sent,
             sum(drafted) + len(rows),
             output.features,
+            follows,
         )
 
     def _draft_limits(self) -> list[int]:
@@ -321,23 +344,24 @@ class StepLoop:
         tokens_in: int,
         tokens_used: int,
         features: dict[int, Tensor] | None = None,
+        follows: Tensor | None = None,
     ) -> list[Event]:
         """Verify, commit and record; the part that prefill and decode steps share.
 
         `rows` are the active rows of this forward: all of them, or the newly prefilled ones at the end.
+        `follows` `[B, N + 1, N]`: the ancestors of every row of a tree; None for chains.
         """
         stopwatch = self.runner.stopwatch
         first = len(self.active) - len(rows)
-        sampling = (
-            self.sampling
-            if first == 0
-            else SamplingTensors.of([row.request.sampling for row in rows], self.runner.device)
-        )
-        p = process(logits, sampling)
+        sampling = self.sampling if first == 0 else self._sampling_of(rows)
+        p = process(logits, sampling, self._history(rows, proposal, follows, sampling))
         acceptance = self.strategy.rule.verify(p, proposal, self._random(rows, first))
         if phase == "decode":
             marks.append(stopwatch.mark())
         decided = _read(acceptance, proposal)
+        if follows is not None:
+            self._compact(rows, decided)
+        depths = _depths(proposal, drafted)
         lookahead = sum(drafted)
         record_drafts = self._record_drafts and proposal.num > 0
         probs = proposal.q.prob_of(proposal.tokens).tolist() if record_drafts else None
@@ -348,8 +372,15 @@ class StepLoop:
         accepted_counts: list[int] = []
         step = len(self._steps)
         for index, row in enumerate(rows):
-            accepted, rejected, next_token, drafts = decided[index]
-            result = commit(drafts[:accepted], next_token, Limits(row.remaining, row.eos_ids, row.stop_ids))
+            taken, rejected, next_token, drafts = decided[index]
+            accepted = len(taken)
+            limits = Limits(row.remaining, row.eos_ids, row.stop_ids, row.stop_checker)
+            result = commit([drafts[node] for node in taken], next_token, limits)
+            if row.request.sampling.logprobs is not None:
+                places = [0, *(node + 1 for node in taken)][: len(result.tokens)]
+                row.logprobs += _logprobs(
+                    logits[index], p, index, places, result.tokens, row.request.sampling.logprobs
+                )
             self._apply(row, result, now, events)
             accepted_counts.append(accepted)
             kept = tuple(drafts[: drafted[index]])
@@ -359,7 +390,7 @@ class StepLoop:
                     request=row.request.id,
                     round=row.round,
                     drafted=drafted[index],
-                    draft_depth=drafted[index],
+                    draft_depth=depths[index],
                     accepted=accepted,
                     rejected=rejected,
                     emitted=len(result.tokens),
@@ -377,7 +408,7 @@ class StepLoop:
         drafter = self.strategy.drafter
         if drafter is not None and phase == "decode":
             drafter.commit(accepted_counts, features or {})
-            self.strategy.policy.observe(StepView(drafted, accepted_counts))
+            self.strategy.policy.observe(StepView(depths, accepted_counts))
         committed = sum(len(row.tokens) for row in self.active)
         context = max(len(row.tokens) for row in rows)
         memory = drafter.memory() if drafter is not None else None
@@ -444,6 +475,7 @@ class StepLoop:
                 chunk_sizes=tuple(row.chunk_sizes),
                 finished=self.clock(),
                 finish_reason=reason,
+                logprobs=tuple(row.logprobs) if row.request.sampling.logprobs is not None else None,
             )
         )
 
@@ -454,9 +486,35 @@ class StepLoop:
         """Return the parameters of the active rows; rebuilt only when rows come or go."""
         if self._sampling is None:
             device = self.runner.device
-            self._sampling = SamplingTensors.of([row.request.sampling for row in self.active], device)
+            self._sampling = self._sampling_of(self.active)
             self._keys = stream_keys([row.request.sampling.seed for row in self.active], device)
         return self._sampling
+
+    def _sampling_of(self, rows: Sequence[Row]) -> SamplingTensors:
+        params = [row.request.sampling for row in rows]
+        return SamplingTensors.of(params, self.runner.device, eos_ids=self.eos_ids)
+
+    def _history(
+        self, rows: Sequence[Row], proposal: Proposal, follows: Tensor | None, sampling: SamplingTensors
+    ) -> History | None:
+        """Return what every row of the window follows, where that matters."""
+        if not sampling.needs_history:
+            return None
+        tokens, prompts = [row.tokens for row in rows], [len(row.request.prompt) for row in rows]
+        if follows is None:
+            return History.of_chain(tokens, prompts, proposal.tokens)
+        return History(tokens, prompts, proposal.tokens, follows)
+
+    def _compact(self, rows: Sequence[Row], decided: Sequence[_Decided]) -> None:
+        """Move the entries of each accepted path to where a run would have put them."""
+        self.runner.cache.compact(
+            [
+                (index, len(row.tokens) + node, len(row.tokens) + place)
+                for index, (row, (taken, *_)) in enumerate(zip(rows, decided, strict=True))
+                for place, node in enumerate(taken)
+                if node != place
+            ]
+        )
 
     def _random(self, rows: list[Row], first: int = 0) -> RoundRandom:
         assert self.sampling is not None
@@ -507,18 +565,60 @@ class StepLoop:
         self._steps = []
 
 
-def _read(acceptance: Acceptance, proposal: Proposal) -> list[tuple[int, bool, int, list[int]]]:
-    """Read accepted counts, rejections, next tokens and draft tokens in one device-to-host transfer."""
+_Decided = tuple[list[int], bool, int, list[int]]
+"""Of one row: the accepted nodes, whether a rejection ended the run, the next token, the draft tokens."""
+
+
+def _read(acceptance: Acceptance, proposal: Proposal) -> list[_Decided]:
+    """Read what was decided in one device-to-host transfer."""
+    num = proposal.num
     packed = torch.cat(
         [
             acceptance.accepted[:, None],
             acceptance.rejected[:, None].to(torch.int64),
             acceptance.next_token[:, None],
+            acceptance.path,
             proposal.tokens,
         ],
         1,
     ).tolist()
-    return [(row[0], bool(row[1]), row[2], row[3:]) for row in packed]
+    return [(row[3 : 3 + row[0]], bool(row[1]), row[2], row[3 + num :]) for row in packed]
+
+
+def _depths(proposal: Proposal, offered: Sequence[int]) -> list[int]:
+    """Return the longest run that each row's proposal offers."""
+    if proposal.parents is None:
+        return list(offered)
+    longest = []
+    for parents, count in zip(proposal.parents.tolist(), offered, strict=True):
+        depths: list[int] = []
+        for parent in parents[:count]:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        longest.append(max(depths, default=0))
+    return longest
+
+
+def _logprobs(
+    logits: Tensor, p: Distribution, index: int, places: list[int], tokens: list[int], most: int
+) -> list[TokenLogprobs]:
+    """Return the log-probabilities of tokens emitted by rows `places` of one request's window `[R, V]`."""
+    raw = logits[places].float().log_softmax(-1)
+    dense = p.to_dense(logits.shape[-1])[index, places]
+    processed = dense.log()
+
+    def top(values: Tensor) -> list[tuple[tuple[int, float], ...]]:
+        best = values.topk(min(most, values.shape[-1]), dim=-1)
+        return [
+            tuple((token, value) for token, value in zip(ids, found, strict=True) if value > -torch.inf)
+            for ids, found in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    chosen = torch.tensor(tokens, device=logits.device)[:, None]
+    own = torch.cat([raw.gather(1, chosen), processed.gather(1, chosen)], 1).tolist()
+    return [
+        TokenLogprobs(of_raw, of_processed, top_raw, top_processed)
+        for (of_raw, of_processed), top_raw, top_processed in zip(own, top(raw), top(processed), strict=True)
+    ]
 
 
 def _finish_reason(ended_by: EndedBy, row: Row) -> FinishReason | None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from specbench.decoding.processing import SamplingTensors
+from specbench.decoding.processing import History, SamplingTensors
 from specbench.decoding.random_numbers import RoundRandom
 from specbench.decoding.verification import Proposal, Rule
 from specbench.runtime.runner import ModelRunner
@@ -18,7 +18,8 @@ from specbench.runtime.runner import ModelRunner
 class DraftContext:
     """What a drafter may look at when it proposes, for cache rows 0 to B - 1.
 
-    `tokens[b]` is the prompt and output of row b so far (read only); `limits[b]` the longest run it may
+    `tokens[b]` is the prompt (its first `prompts[b]` tokens) and output of row b so far, read only;
+    `limits[b]` the longest run it may
     draft (the depth of a tree), 0 for none: budget and context are already accounted for. `slots[b]` is how
     many nodes there is room for. `stop_below`: after a drafted token whose own probability under the law it
     was drawn from is below this, a row drafts no more; the token is kept (dropping it would bias).
@@ -28,8 +29,18 @@ class DraftContext:
     limits: Sequence[int]
     sampling: SamplingTensors
     random: RoundRandom
+    prompts: Sequence[int]
     slots: Sequence[int]
     stop_below: float = 0.0
+
+    def history(self, nodes: Tensor, ancestors: Tensor) -> History | None:
+        """Return what rows that follow some of `nodes` `[B, N]` follow; see `processing.History`.
+
+        None where no request's distribution depends on it.
+        """
+        if not self.sampling.needs_history:
+            return None
+        return History(self.tokens, self.prompts, nodes, ancestors)
 
 
 @dataclass(frozen=True, slots=True)

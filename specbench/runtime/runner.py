@@ -33,6 +33,30 @@ class Output:
     tokens_sent: int
 
 
+@dataclass(frozen=True, slots=True)
+class TreeWindow:
+    """A forward over tokens that form trees: they occupy consecutive slots, but not consecutive positions.
+
+    The tree of each row fills W slots; the forward computes R of them, from the `offset`-th on, the earlier
+    ones having been computed before. `depths` `[num, W]` is added to the slot where a row's tree begins to
+    give each token's position; `visible` `[num, R, W]` says which tokens of the tree each computed one
+    attends to, itself included. What lies before the tree is visible to all of it.
+    """
+
+    depths: Tensor
+    visible: Tensor
+    offset: int = 0
+
+    @classmethod
+    def to_verify(cls, ancestors: Tensor) -> TreeWindow:
+        """Make the window of a verification: the last committed token, then N nodes.
+
+        `ancestors` `[num, N + 1, N]` as `processing.ancestors` gives them.
+        """
+        last = torch.ones_like(ancestors[..., :1])
+        return cls(ancestors.sum(-1), torch.cat([last, ancestors], -1))
+
+
 class ModelRunner:
     """One model, its cache, and its clock.
 
@@ -77,6 +101,7 @@ class ModelRunner:
         first_row: int = 0,
         keep: Sequence[int] | None = None,
         feature_layers: Sequence[int] = (),
+        tree: TreeWindow | None = None,
     ) -> Output:
         """Run one forward.
 
@@ -87,6 +112,8 @@ class ModelRunner:
             first_row: cache row of the first entry.
             keep: index of the one position of each row whose logits are wanted; None for all.
             feature_layers: layers whose output hidden states are wanted.
+            tree: positions and visibility of the tokens, where they are not a run; `starts` then is where
+                the computed tokens go.
         """
         begin = self.stopwatch.mark()
         num, width = tokens.shape
@@ -95,25 +122,27 @@ class ModelRunner:
         ragged = any(count < width for count in counts)
         offsets = torch.arange(width, device=self.device)
         packing: attention.Packing | None = None
+        first_slots = torch.tensor(starts, device=self.device)[:, None]
+        slots = first_slots + offsets
+        positions = slots
+        if tree is not None:
+            positions = first_slots + tree.depths[:, tree.offset : tree.offset + width] - tree.offset
         if num == 1 and not ragged:
-            positions = (offsets + starts[0])[None]
             placement = Placement(first_row, num, span, start=starts[0])
         else:
-            positions = torch.tensor(starts, device=self.device)[:, None] + offsets
             rows = torch.arange(first_row, first_row + num, device=self.device)[:, None]
-            slots = positions
             if ragged:
                 valid = offsets < torch.tensor(counts, device=self.device)[:, None]
                 if self.owns_attention:
                     packing = _pack(valid, sum(counts))
                     rows, slots = rows.expand_as(valid)[valid][None], slots[valid][None]
                 else:
-                    slots = torch.where(valid, positions, self.cache.width)
+                    slots = torch.where(valid, slots, self.cache.width)
             placement = Placement(first_row, num, span, rows=rows, slots=slots)
         self.cache.place(placement)
-        mask = self._mask(positions, span, starts, width)
+        mask = self._mask(positions, span, starts, width, tree)
         if packing is not None:
-            tokens, positions = tokens[valid][None], slots
+            tokens, positions = tokens[valid][None], positions[valid][None]
         if self.max_context is not None:
             positions = positions.clamp(max=self.max_context - 1)
         arguments: dict[str, Any] = {self._cache_argument: self.cache, "use_cache": True}
@@ -150,27 +179,36 @@ class ModelRunner:
         before = [0, *accumulate(counts)]
         return torch.tensor([b + k for b, k in zip(before, keep, strict=False)], device=self.device)
 
-    def _mask(self, positions: Tensor, span: int, starts: Sequence[int], width: int) -> Any:
+    def _mask(
+        self, positions: Tensor, span: int, starts: Sequence[int], width: int, tree: TreeWindow | None
+    ) -> Any:
         """Return what the model takes as `attention_mask`: a 4-D mask, one per kind of layer, or None."""
-        sees_all = self.owns_attention and (
-            (len(starts) == 1 and width == 1) or (max(starts) == 0 and span == width)
+        sees_all = (
+            self.owns_attention
+            and tree is None
+            and ((len(starts) == 1 and width == 1) or (max(starts) == 0 and span == width))
         )
         windowed = self._window is not None and span > self._window
         if sees_all and not windowed:
             if self._mask_by_kind:
                 return dict.fromkeys(self._mask_kinds)
             return None
-        slots = torch.arange(span, device=self.device)
-        causal = slots <= positions[..., None]
+        # The position held by each slot: its number, but for the tokens of a tree.
+        held = torch.arange(span, device=self.device)[None, None]
+        if tree is None:
+            causal = held <= positions[..., None]
+        else:
+            begin = torch.tensor(starts, device=self.device) - tree.offset
+            causal, held = _tree_mask(tree, begin, held)
         if not self._mask_by_kind:
             if self._window is not None:
-                causal = causal & (slots > positions[..., None] - self._window)
+                causal = causal & (held > positions[..., None] - self._window)
             return self._as_model_wants(causal)
         full = self._as_model_wants(causal)
         masks = dict.fromkeys(self._mask_kinds, full)
         if windowed:
             assert self._window is not None
-            near = causal & (slots > positions[..., None] - self._window)
+            near = causal & (held > positions[..., None] - self._window)
             masks["sliding_attention"] = self._as_model_wants(near)
         return masks
 
@@ -209,6 +247,21 @@ class ModelRunner:
             parent._modules[name] = layers
             for hook in hooks:
                 hook.remove()
+
+
+def _tree_mask(tree: TreeWindow, begin: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what each token of the forward sees, `[num, R, span]`, and the position of each slot.
+
+    `begin` `[num]` is where each row's tree begins. Positions are `[num, 1, span]`.
+    """
+    num, computed, size = tree.visible.shape
+    begin = begin[:, None, None]
+    inside = slots - begin
+    place = inside.clamp(0, size - 1)
+    seen = tree.visible.gather(2, place.expand(num, computed, -1))
+    mask = (inside < 0) | ((inside < size) & seen)
+    depth = tree.depths.gather(1, place[:, 0])[:, None]
+    return mask, torch.where(inside < 0, slots, begin + depth)
 
 
 def _pack(valid: Tensor, total: int) -> attention.Packing:

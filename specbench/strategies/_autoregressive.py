@@ -51,7 +51,9 @@ def draft_chain(
             wanted = [int(limit > depth) for limit in context.limits]
             logits = runner.forward(drafts[-1], held, wanted).logits
             held = [h + w for h, w in zip(held, wanted, strict=True)]
-        law = process(logits[..., :vocab], sampling)
+        drafted = torch.cat(drafts, 1) if drafts else torch.zeros_like(uniform[:, :0], dtype=torch.int64)
+        followed = torch.ones(len(counts), 1, depth, dtype=torch.bool, device=device)
+        law = process(logits[..., :vocab], sampling, context.history(drafted, followed))
         laws.append(law)
         drafts.append(law.sample(uniform[:, depth : depth + 1]))
     chain = torch.cat(drafts, 1).to(home)

@@ -19,19 +19,48 @@ from specbench.runtime.cache import SlotCache
 from specbench.runtime.protocols import DraftContext, DraftMemory, Resources, Strategy
 from specbench.runtime.runner import ModelRunner
 from specbench.strategies._autoregressive import draft_chain
+from specbench.strategies._tree import TreeShape, draft_tree
+
+MOST_NODES = 60
+"""The largest tree: every node is a row of the target's forward, and needs a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Draft `k` tokens with the draft model; the rule that verifies."""
+    """Draft `k` tokens with the draft model; the rule that verifies.
+
+    With `topk` above 1 a tree: so many children everywhere, `depth` levels (0: k), cut to its `nodes` most
+    promising nodes (0: all).
+    """
 
     k: int = 4
     verify: Literal["rejection", "exact"] = "rejection"
+    topk: int = 1
+    depth: int = 0
+    nodes: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a draft of nothing."""
+        """Refuse a draft of nothing, and what no tree can be."""
         if self.k < 1:
             raise ValueError(f"k={self.k}; a draft has at least 1 token")
+        if self.topk < 1:
+            raise ValueError(f"topk={self.topk}; a node has at least 1 child")
+        if self.topk == 1 and (self.depth or self.nodes):
+            raise ValueError("depth and nodes shape a tree; add topk=2 or more, or give k alone")
+        if min(self.depth, self.nodes) < 0:
+            raise ValueError("depth and nodes are 0 (as given by k and topk) or more")
+        levels = self.depth or self.k
+        if self.topk > 1 and not self.nodes and self.topk ** (levels + 1) > MOST_NODES:
+            raise ValueError(
+                f"topk={self.topk}, depth={levels} is a tree of more than {MOST_NODES} nodes; give nodes=N"
+            )
+        if self.nodes > MOST_NODES:
+            raise ValueError(f"nodes={self.nodes}; expected at most {MOST_NODES}")
+
+    @property
+    def shape(self) -> TreeShape | None:
+        """Return the shape of the tree; None for a chain."""
+        return TreeShape.of(self.topk, self.depth or self.k, self.nodes) if self.topk > 1 else None
 
 
 class ModelDrafter:
@@ -43,13 +72,16 @@ class ModelDrafter:
     needs_features: ClassVar[tuple[int, ...]] = ()
     shares_target_cache: ClassVar[bool] = False
 
-    def __init__(self, runner: ModelRunner, *, target: ModelRunner, weights: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, *, target: ModelRunner, weights: int, shape: TreeShape | None = None
+    ) -> None:
         self.runner = runner
         self.runners: Sequence[ModelRunner] = (runner,)
         self.target = target
         self.vocab = int(target.model.get_output_embeddings().weight.shape[0])
         self.readable = int(runner.model.get_input_embeddings().weight.shape[0])
         self.weights = weights
+        self.shape = shape
         self.held: dict[int, int] = {}
         self.drafted: Sequence[int] = ()
 
@@ -74,6 +106,18 @@ class ModelDrafter:
         starts = [self.held[row] for row in rows]
         for row in rows:
             self.held[row] = len(context.tokens[row])
+        if self.shape is not None:
+            # Its nodes do not lie as a run would: what is accepted is read again, with what it leads to.
+            self.drafted = [0] * len(rows)
+            return draft_tree(
+                self.runner,
+                context,
+                missing,
+                starts,
+                shape=self.shape,
+                vocab=self.vocab,
+                home=self.target.device,
+            )
         self.drafted = context.limits
         return draft_chain(self.runner, context, missing, starts, vocab=self.vocab, home=self.target.device)
 
@@ -116,5 +160,8 @@ def build(options: Options, name: str, resources: Resources) -> Strategy:
         )
     rule = RULES[options.verify]()
     runner = ModelRunner(resources.draft_model, SlotCache(resources.rows, resources.width))
-    drafter = ModelDrafter(runner, target=resources.target, weights=resources.draft_weights)
-    return Strategy(name, drafter, rule, Fixed(options.k), lossless=rule.lossless)
+    shape = options.shape
+    drafter = ModelDrafter(runner, target=resources.target, weights=resources.draft_weights, shape=shape)
+    if shape is None:
+        return Strategy(name, drafter, rule, Fixed(options.k), lossless=rule.lossless)
+    return Strategy(name, drafter, rule, Fixed(shape.depth), lossless=rule.lossless, max_nodes=shape.num)
