@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -104,7 +104,63 @@ _STEPS: Mapping[str, Callable[[Tensor, SamplingParams], Tensor]] = {
 }
 
 
+def adjusted(
+    logits: Tensor,
+    sampling: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    ends: Collection[int] = (),
+) -> Tensor:
+    """Return logits [vocab] in float64 after what `sampling` does to them whatever the temperature.
+
+    In this order, as transformers' `generate` has it where it has it:
+
+    - logit_bias is added.
+    - repetition_penalty divides the positive and multiplies the negative logits of every token that the
+      prompt or the output holds.
+    - presence_penalty is subtracted once, frequency_penalty once per occurrence, from tokens of the output.
+    - bad_words: the last token of a word is impossible after the others.
+    - min_new_tokens: as long as the output is shorter, nothing that would end it is possible.
+
+    Args:
+        logits: Of one row, unprocessed.
+        sampling: The parameters.
+        prompt: Token ids before the output.
+        output: Token ids after the prompt, all that precede the token to be sampled.
+        ends: Token ids that end the output.
+    """
+    scores = logits.to(torch.float64).clone()
+    for token, bias in sampling.logit_bias:
+        scores[token] += bias
+    if sampling.repetition_penalty != 1:
+        for token in {*prompt, *output}:
+            score = scores[token]
+            scores[token] = (
+                score / sampling.repetition_penalty if score > 0 else score * sampling.repetition_penalty
+            )
+    for token, count in Counter(output).items():
+        scores[token] -= sampling.presence_penalty + count * sampling.frequency_penalty
+    text = (*prompt, *output)
+    for *beginning, last in sampling.bad_words:
+        if not beginning or text[-len(beginning) :] == tuple(beginning):
+            scores[last] = -math.inf
+    if len(output) < sampling.min_new_tokens:
+        for token in ends:
+            scores[token] = -math.inf
+    return scores
+
+
 # From prompts to laws
+
+
+_ADJUSTMENTS = (
+    "logit_bias",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "bad_words",
+    "min_new_tokens",
+)
 
 
 class Oracle:
@@ -118,6 +174,7 @@ class Oracle:
         eos_ids: Tokens that end a continuation, unless `sampling.ignore_eos`. The request's own
             `stop_token_ids` end it in any case.
         batch_tokens: Most tokens in one forward (one sequence may be longer). Bounds memory.
+        allowed: What a grammar allows after an output [vocab] bool, given the output's token ids.
     """
 
     def __init__(
@@ -127,6 +184,7 @@ class Oracle:
         eos_ids: Sequence[int] = (),
         *,
         batch_tokens: int = 4096,
+        allowed: Callable[[Sequence[int]], Tensor] | None = None,
     ) -> None:
         if model.training:
             raise UsageError(
@@ -136,15 +194,23 @@ class Oracle:
         self.sampling = sampling
         self.ends = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos_ids)
         self.batch_tokens = batch_tokens
+        self.allowed = allowed
+        plain = SamplingParams()
+        self._looks_back = allowed is not None or any(
+            getattr(sampling, name) != getattr(plain, name) for name in _ADJUSTMENTS
+        )
         self._last_row_only = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def next_distributions(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+    def next_distributions(
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int] | None = None
+    ) -> Tensor:
         """Return the distribution of the token after each sequence [num, vocab], float64, on the CPU.
 
-        Sequences may differ in length: those of equal length share a forward, so nothing is padded.
+        Sequences may differ in length: those of equal length share a forward, so nothing is padded. The
+        first `prompt_lengths[i]` tokens are the prompt, the others output; None: all are prompt.
         """
         rows: list[Tensor | None] = [None] * len(sequences)
-        for places, probs in self._scored(sequences):
+        for places, probs in self._scored(sequences, prompt_lengths or [len(s) for s in sequences]):
             for place, row in zip(places, probs, strict=True):
                 rows[place] = row
         scored = [row for row in rows if row is not None]
@@ -209,7 +275,8 @@ class Oracle:
         """Yield each possible one-token extension of prefixes of one depth, with its joint probability."""
         prefixes = list(nodes)
         done = 0
-        for places, probs in self._scored([(*prompt, *prefix) for prefix in prefixes]):
+        texts = [(*prompt, *prefix) for prefix in prefixes]
+        for places, probs in self._scored(texts, [len(prompt)] * len(texts)):
             for place, row in zip(places, probs, strict=True):
                 prefix = prefixes[place]
                 tokens = row.nonzero().flatten()
@@ -219,7 +286,9 @@ class Oracle:
             if progress is not None:
                 progress(len(prefixes[0]) + 1, done, len(prefixes))
 
-    def _scored(self, sequences: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
+    def _scored(
+        self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]
+    ) -> Iterator[tuple[list[int], Tensor]]:
         """Yield (places, distributions [len(places), vocab] on the CPU) until every sequence is scored."""
         by_length: dict[int, list[int]] = defaultdict(list)
         for place, sequence in enumerate(sequences):
@@ -231,7 +300,8 @@ class Oracle:
             size = max(1, min(most_rows, self.batch_tokens // length))
             for start in range(0, len(places), size):
                 chunk = places[start : start + size]
-                yield chunk, self._forward([sequences[place] for place in chunk])
+                scored = [sequences[place] for place in chunk]
+                yield chunk, self._forward(scored, [prompt_lengths[place] for place in chunk])
 
     @contextmanager
     def _plain_attention(self) -> Iterator[None]:
@@ -247,7 +317,7 @@ class Oracle:
             self.model.set_attn_implementation(current)
 
     @torch.inference_mode()
-    def _forward(self, sequences: Sequence[Sequence[int]]) -> Tensor:
+    def _forward(self, sequences: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> Tensor:
         """Return the distribution after each of some sequences of one length [num, vocab]."""
         ids = torch.tensor([list(sequence) for sequence in sequences], device=self.model.device)
         options = {"logits_to_keep": 1} if self._last_row_only else {}
@@ -255,4 +325,15 @@ class Oracle:
             output = self.model(
                 input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **options
             )
-        return target_distribution(output.logits[:, -1], self.sampling).cpu()
+        logits = output.logits[:, -1]
+        if self._looks_back:
+            rows = zip(logits, sequences, prompt_lengths, strict=True)
+            logits = torch.stack([self._row(row, text[:length], text[length:]) for row, text, length in rows])
+        return target_distribution(logits, self.sampling).cpu()
+
+    def _row(self, logits: Tensor, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+        """Adjust one row, and forbid what the grammar does not allow."""
+        scores = adjusted(logits, self.sampling, prompt, output, self.ends)
+        if self.allowed is not None:
+            scores = scores.masked_fill(~self.allowed(output).to(scores.device), -math.inf)
+        return scores

@@ -167,6 +167,7 @@ class StepLoop:
         if not request.prompt:
             raise UsageError(f"request {request.id} has an empty prompt", hint="every prompt needs a token")
         sampling = request.sampling
+        self._check_ids(request)
         context = min(self.runner.max_context or 1 << 40, self.runner.cache.width)
         room = context - len(request.prompt)
         if room < 0:
@@ -196,6 +197,20 @@ class StepLoop:
             stop_ids=frozenset(sampling.stop_token_ids),
             stop_checker=stop_checker,
         )
+
+    def _check_ids(self, request: Request) -> None:
+        """Refuse parameters that name tokens the model does not have."""
+        sampling = request.sampling
+        named = [token for token, _ in sampling.logit_bias]
+        named += [token for word in sampling.bad_words for token in word]
+        named += sampling.stop_token_ids
+        vocab = self.runner.vocab
+        for token in named:
+            if token >= vocab:
+                raise UsageError(
+                    f"request {request.id} names token {token}; the model has {vocab} tokens",
+                    hint="ids are those of the target's tokenizer, from 0",
+                )
 
     # Steps
 

@@ -78,7 +78,7 @@ class ModelDrafter:
         self.runner = runner
         self.runners: Sequence[ModelRunner] = (runner,)
         self.target = target
-        self.vocab = int(target.model.get_output_embeddings().weight.shape[0])
+        self.vocab = target.vocab
         self.readable = int(runner.model.get_input_embeddings().weight.shape[0])
         self.weights = weights
         self.shape = shape

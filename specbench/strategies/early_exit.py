@@ -47,7 +47,7 @@ class EarlyExitDrafter:
     def __init__(self, target: ModelRunner, layers: int) -> None:
         self.runner = target.first_layers(layers)
         self.runners: Sequence[ModelRunner] = (self.runner,)
-        self.vocab = int(target.model.get_output_embeddings().weight.shape[0])
+        self.vocab = target.vocab
 
     def prefill(self, first_row: int, prompts: Sequence[list[int]], features: dict[int, Tensor]) -> None:
         """Nothing to do: the target's prefill filled the shared layers."""
