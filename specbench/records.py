@@ -138,13 +138,15 @@ class Schedule:
     With `concurrency` the loop is closed: that many clients each send their next request when the last
     one finished, and a request's arrival is that moment. Without it requests arrive at their `arrival`.
     `share_prefill` lets requests with the same prompt that are admitted together share one prefill;
-    `record_drafts` keeps draft ids and their q.
+    `record_drafts` keeps draft ids and their q. `samples` consecutive requests belong to one prompt: a
+    client sends them together, and they are admitted together.
     """
 
     requests: tuple[Request, ...]
     concurrency: int | None = None
     share_prefill: bool = False
     record_drafts: bool = False
+    samples: int = 1
 
 
 @dataclass(frozen=True, slots=True)

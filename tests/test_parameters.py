@@ -106,7 +106,7 @@ def test_every_node_sees_its_own_ancestors(
     p = process(logits, sampling, History(texts, prompts, nodes, ancestors(parents))).to_dense(VOCAB)
     for row in range(batch):
         for place in range(num + 1):
-            path, node = [], place - 1
+            node, path = place - 1, list[int]()
             while node >= 0:
                 path.insert(0, int(nodes[row, node]))
                 node = int(parents[row, node])
@@ -222,7 +222,7 @@ def test_a_penalty_left_out_of_the_draft_rows_is_found(
     original = History.of_chain.__func__  # type: ignore[attr-defined]
 
     def forgetful(cls: type[History], *arguments: Any) -> History:
-        history = original(cls, *arguments)
+        history: History = original(cls, *arguments)
         return dataclasses.replace(history, ancestors=torch.zeros_like(history.ancestors))
 
     monkeypatch.setattr(History, "of_chain", classmethod(forgetful))

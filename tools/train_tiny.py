@@ -255,9 +255,9 @@ a minute, on models with real weights and real acceptance. They are good for not
   the modules held out, and small tasks generated from it and from word lists of our own
   (`tools/tiny_corpus.py`). Python {facts["python"]}; SHA-256 of the library text:
   `{facts["library_sha256"]}`.
-- **Training**: `tools/train_tiny.py`, {facts["minutes"]} minutes on {facts["threads"]} CPU thread(s), torch {facts["torch"]}.
-  Final training loss {target["training_loss"]} nats a token; distillation cross-entropy
-  {draft["distillation_loss"]}.
+- **Training**: `tools/train_tiny.py`, {facts["minutes"]} minutes on {facts["threads"]} CPU thread(s),
+  torch {facts["torch"]}. Final training loss {target["training_loss"]} nats a token; distillation
+  cross-entropy {draft["distillation_loss"]}.
 - **Licence**: Apache-2.0 for the weights; the data is PSF-2.0.
 
 On text that was not trained on (acceptance: mean of sum over x of min(p, q) at temperature 1):

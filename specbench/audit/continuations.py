@@ -54,8 +54,12 @@ class Plan:
     alpha: float
 
 
+SamplingOf = Callable[[int, int], SamplingParams]
+"""The sampling of a continuation, from its horizon and seed."""
+
+
 def sampling(horizon: int, seed: int = 0) -> SamplingParams:
-    """Return the sampling of the check: temperature 1 among the 3 most likely tokens."""
+    """Return the usual sampling of the check: temperature 1 among the 3 most likely tokens."""
     return SamplingParams(temperature=1.0, top_k=TOP_K, seed=seed, max_new_tokens=horizon)
 
 
@@ -111,6 +115,7 @@ def draw(
     plan: Plan,
     *,
     seed: int,
+    sampling_of: SamplingOf = sampling,
     progress: Callable[[int], None] | None = None,
 ) -> Drawn:
     """Draw the planned continuations with the strategy that `engine` has open.
@@ -122,7 +127,10 @@ def draw(
     for number, (prompt, draws) in enumerate(zip(prompts, plan.draws, strict=True)):
         requests = tuple(
             Request(
-                i, prompt, sampling(plan.horizon, seed * 1_000_003 + number * 100_003 + i), f"branch-{number}"
+                i,
+                prompt,
+                sampling_of(plan.horizon, seed * 1_000_003 + number * 100_003 + i),
+                f"branch-{number}",
             )
             for i in range(draws)
         )
@@ -209,6 +217,7 @@ def _decide(opened: Opened, drawn: Drawn, result: ChiSquaredResult | None) -> tu
 def check(
     engine: Engine,
     oracle_for: Callable[[int], Oracle],
+    sampling_of: SamplingOf,
     strategies: Sequence[str],
     prompts: Sequence[tuple[int, ...]],
     *,
@@ -225,6 +234,7 @@ def check(
     Args:
         engine: decodes; its target runs in `dtype`.
         oracle_for: gives the oracle for a horizon.
+        sampling_of: the sampling of the draws, the oracle's but for the seed.
         strategies: what to check, as users write them.
         prompts: branch prompts as token ids.
         alpha: each strategy's share of the run's error budget.
@@ -247,7 +257,7 @@ def check(
         planned = plans[opened.max_draft]
         if on_plan is not None:
             on_plan(name, planned)
-        drawn = draw(engine, prompts, planned, seed=seed + number, progress=progress)
+        drawn = draw(engine, prompts, planned, seed=seed + number, sampling_of=sampling_of, progress=progress)
         yield verdict(
             opened,
             planned,

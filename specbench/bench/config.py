@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specbench import registry
+from specbench.bench.sampling import parse_sampling
 from specbench.errors import UsageError
 
 BASELINE = "ordinary"
@@ -52,7 +53,8 @@ class RunConfig:
     """The question a run answers. Two runs with equal configurations may continue one another.
 
     `None` for temperatures, loads, limit and max_new_tokens means what each workload says. `dtype`
-    "auto" is the checkpoint's own.
+    "auto" is the checkpoint's own. `sampling` are further parameters of every request as `name=value`;
+    `samples` is how many samples of each prompt are decoded together, from one prefill.
     """
 
     target: str
@@ -70,6 +72,8 @@ class RunConfig:
     repeats: int = 1
     rows: int = 32
     seed: int = 0
+    sampling: tuple[str, ...] = ()
+    samples: int = 1
     quick: bool = False
     audit: bool = True
     audit_dtype: str = "float32"
@@ -77,7 +81,13 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, before anything is loaded."""
-        for name in ("repeats", "rows"):
+        parse_sampling(self.sampling)
+        if self.samples > self.rows:
+            raise UsageError(
+                f"--samples {self.samples} of a prompt are decoded together, and --rows is {self.rows}",
+                hint="raise --rows, or ask for fewer samples",
+            )
+        for name in ("repeats", "rows", "samples"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} is {getattr(self, name)}; expected 1 or more")
         registry.options("engine", registry.parse(self.engine))

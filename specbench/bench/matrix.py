@@ -8,10 +8,13 @@ one unit) is written as soon as it is done.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from specbench.records import Request, SamplingParams, Schedule
+from specbench.bench.sampling import Encode, build_sampling
+from specbench.records import Request, Schedule
+from specbench.records import samples as draw_samples
 from specbench.workloads import Load, Workload, poisson_arrivals
 
 UNIT_PROMPTS = 4
@@ -52,25 +55,44 @@ def units(workloads: Sequence[Workload], prompts: dict[str, list[Encoded]], repe
                         yield Unit(workload.name, temperature, load, repeat, number, part)
 
 
-def schedule(unit: Unit, *, seed: int, rate: float | None, again: bool) -> Schedule:
+def schedule(
+    unit: Unit,
+    *,
+    seed: int,
+    rate: float | None,
+    again: bool,
+    asked: Mapping[str, Any] | None = None,
+    encode: Encode = lambda _: (0,),
+    samples: int = 1,
+) -> Schedule:
     """Return what one strategy serves: the same prompts, arrivals and seeds for all of them.
 
     With `again`, the A/A arm, the sampling seeds differ, so that it shows the noise of content as well.
+    `asked` are further sampling parameters (`build_sampling`, which needs `encode`); each prompt is
+    requested `samples` times.
     """
-    requests = []
+    requests: list[Request] = []
     arrivals = [0.0] * len(unit.prompts)
     if unit.load.kind == "poisson":
         assert rate is not None
         arrival_seed = _seed(seed, unit.workload, unit.temperature, unit.repeat, "arrivals")
         arrivals = poisson_arrivals(len(unit.prompts), rate, arrival_seed)
     for index, prompt in enumerate(unit.prompts):
-        params = SamplingParams(
+        params = build_sampling(
+            asked or {},
+            encode=encode,
+            max_new_tokens=prompt.max_new_tokens,
             temperature=unit.temperature,
             seed=_seed(seed, unit.workload, prompt.id, unit.repeat, "again" if again else ""),
-            max_new_tokens=prompt.max_new_tokens,
         )
-        requests.append(Request(index, prompt.tokens, params, prompt.id, arrivals[index]))
-    return Schedule(tuple(requests), concurrency=unit.load.concurrency)
+        request = Request(index * samples, prompt.tokens, params, prompt.id, arrivals[index])
+        requests += draw_samples(request, samples)
+    return Schedule(
+        tuple(requests),
+        concurrency=unit.load.concurrency,
+        share_prefill=samples > 1,
+        samples=samples,
+    )
 
 
 def _seed(*parts: object) -> int:

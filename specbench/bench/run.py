@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +17,7 @@ from specbench import environment, registry, workloads
 from specbench.bench import config as configuration
 from specbench.bench.config import AGAIN, BASELINE, RunConfig
 from specbench.bench.matrix import Encoded, Unit, schedule, units
+from specbench.bench.sampling import Encode, build_sampling, parse_sampling
 from specbench.bench.store import Run, RunStore
 from specbench.errors import UsageError, WorkloadError
 from specbench.metrics import identities, summarise
@@ -93,7 +94,7 @@ def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | N
     monitor = environment.LoadMonitor()
     monitor.start()
     try:
-        _measure(config, chosen, prompts, engine, store, progress, monitor)
+        _measure(config, chosen, prompts, models, engine, store, progress, monitor)
         _summarise(store)
         _note_load(store, monitor)
         engine.close()
@@ -258,6 +259,8 @@ def describe(config: RunConfig, chosen: list[Workload], models: Models) -> dict[
         "repeats": config.repeats,
         "rows": config.rows,
         "seed": config.seed,
+        "sampling": list(config.sampling),
+        "samples": config.samples,
         "quick": config.quick,
         "inject": config.inject,
         "audit": {"dtype": config.audit_dtype} if config.audit else None,
@@ -297,10 +300,28 @@ def _local_engine(models: Models, *, rows: int, width: int) -> Engine:
     return LocalEngine(
         models.target.model,
         eos_ids=models.target.eos_token_ids,
+        decode=_decoder(models.target),
         draft=models.draft.model if models.draft is not None else None,
         rows=rows,
         width=width,
     )
+
+
+def _decoder(target: LoadedModel) -> Callable[[Sequence[int]], str]:
+    """Return how this model's tokens become text, with nothing left out or tidied up."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return str(target.tokenizer.decode(list(tokens), **options))
+
+    return decode
+
+
+def _encoder(target: LoadedModel | None) -> Encode:
+    """Return how a word becomes token ids, without special tokens."""
+    if target is None:
+        return lambda text: list(text.encode())
+    return lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 # Measuring
@@ -310,6 +331,7 @@ def _measure(
     config: RunConfig,
     chosen: list[Workload],
     prompts: dict[str, list[Encoded]],
+    models: Models,
     engine: Engine,
     store: RunStore,
     progress: Progress,
@@ -318,6 +340,8 @@ def _measure(
     arms = config.arms
     alter = _alteration(config)
     work = list(units(chosen, prompts, config.repeats))
+    asked = parse_sampling(config.sampling)
+    encode = _encoder(models.target)
     progress.stage("measuring", total=sum(len(unit.prompts) for unit in work) * len(arms))
     warm: set[str] = set()
     for position, unit in enumerate(work):
@@ -333,7 +357,15 @@ def _measure(
             if arm not in warm:
                 _warm_up(engine, unit)
                 warm.add(arm)
-            offered = schedule(unit, seed=config.seed, rate=rate, again=arm == AGAIN)
+            offered = schedule(
+                unit,
+                seed=config.seed,
+                rate=rate,
+                again=arm == AGAIN,
+                asked=asked,
+                encode=encode,
+                samples=config.samples,
+            )
             progress.advance(0, label)
             serving = _serve(engine, key, unit, offered, progress)
             identities.enforce(CellRecords(key, (serving,)))
@@ -430,8 +462,20 @@ def _audit(config: RunConfig, models: Models, store: RunStore, progress: Progres
     prompts = continuations.branch_prompts(target.tokenizer)
     engine = _local_engine(exact, rows=AUDIT_ROWS, width=max(map(len, prompts)) + MARGIN)
 
+    asked = _audited(parse_sampling(config.sampling))
+
+    def sampling(horizon: int, seed: int = 0) -> SamplingParams:
+        return build_sampling(
+            asked,
+            encode=_encoder(target),
+            max_new_tokens=horizon,
+            temperature=1.0,
+            top_k=continuations.TOP_K,
+            seed=seed,
+        )
+
     def oracle_for(horizon: int) -> Oracle:
-        return Oracle(target.model, continuations.sampling(horizon), target.eos_token_ids)
+        return Oracle(target.model, sampling(horizon), target.eos_token_ids)
 
     def on_plan(strategy: str, plan: continuations.Plan) -> None:
         progress.stage(f"chi-squared: {strategy}, {sum(plan.draws)} draws", total=sum(plan.draws))
@@ -441,6 +485,7 @@ def _audit(config: RunConfig, models: Models, store: RunStore, progress: Progres
         for verdict in continuations.check(
             engine,
             oracle_for,
+            sampling,
             missing,
             prompts,
             alpha=continuations.RUN_ALPHA / len(strategies),
@@ -455,6 +500,11 @@ def _audit(config: RunConfig, models: Models, store: RunStore, progress: Progres
             store.update(audits=[done[name] for name in strategies if name in done])
     finally:
         engine.close()
+
+
+def _audited(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what the check of continuations sets itself, and what cuts them short."""
+    return {name: value for name, value in asked.items() if name not in ("top_k", "stop_strings", "grammar")}
 
 
 def outcome(document: Run) -> int:

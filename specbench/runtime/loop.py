@@ -122,6 +122,11 @@ class StepLoop:
 
     def serve(self, schedule: Schedule) -> Iterator[Event]:
         """Run a schedule to its end, yielding events as they happen and step records last."""
+        if schedule.samples > self.max_rows:
+            raise UsageError(
+                f"{schedule.samples} samples of a prompt are more than the {self.max_rows} rows there are",
+                hint="raise the rows of the engine, or ask for fewer samples",
+            )
         self._record_drafts = schedule.record_drafts
         source = _Arrivals(schedule)
         try:
@@ -152,7 +157,13 @@ class StepLoop:
         """Take waiting requests into free rows; those with nothing to do finish at once."""
         rows: list[Row] = []
         events: list[Event] = []
-        while source.waiting and len(self.active) + len(rows) < self.max_rows:
+        taken = 0
+        while source.waiting:
+            # The samples of a prompt come together, so that they can share its prefill.
+            begins_group = taken % source.samples == 0
+            if begins_group and len(self.active) + len(rows) + source.samples > self.max_rows:
+                break
+            taken += 1
             request, arrival = source.waiting.popleft()
             row = self._open(request, arrival, now)
             if request.id in self.cancelled:
@@ -649,6 +660,7 @@ class _Arrivals:
 
     def __init__(self, schedule: Schedule) -> None:
         self.concurrency = schedule.concurrency
+        self.samples = schedule.samples
         ordered = schedule.requests
         if self.concurrency is None:
             ordered = tuple(sorted(ordered, key=lambda request: request.arrival))
@@ -658,8 +670,8 @@ class _Arrivals:
     def release(self, now: float, *, in_flight: int) -> None:
         """Move requests that have arrived by `now` to the waiting line."""
         if self.concurrency is not None:
-            clients = self.concurrency - in_flight - len(self.waiting)
-            for request in list(islice(self.pending, max(0, clients))):
+            requests = self.concurrency * self.samples - in_flight - len(self.waiting)
+            for request in list(islice(self.pending, max(0, requests) // self.samples * self.samples)):
                 self.pending.popleft()
                 self.waiting.append((request, now))
             return
