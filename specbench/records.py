@@ -178,7 +178,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One (step, request). `accepted` is before any truncation, `emitted` after it."""
+    """One (step, request). `accepted` is before any truncation, `emitted` after it.
+
+    Where drafts are recorded: the offered tokens, q of each, and in trees each one's parent (-1: none).
+    """
 
     step: int
     request: int
@@ -191,6 +194,7 @@ class RoundRecord:
     ended_by: EndedBy
     draft_tokens: tuple[int, ...] | None = None
     draft_probs: tuple[float, ...] | None = None
+    draft_parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ def schedule(
         tuple(requests),
         concurrency=unit.load.concurrency,
         share_prefill=samples > 1,
+        # Read back by `trace`; where requests are served one at a time it costs nothing to speak of.
+        record_drafts=unit.load.concurrency == 1,
         samples=samples,
     )
 

@@ -319,6 +319,9 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("ended_by", "string"),
         Column("draft_tokens", "list<int32>", meaning="draft ids, on request", nullable=True),
         Column("draft_probs", "list<float64>", meaning="q of each draft id, on request", nullable=True),
+        Column(
+            "draft_parents", "list<int32>", meaning="parent of each node, -1 at the top; trees", nullable=True
+        ),
     ),
     "requests": (
         Column("request", "int32"),

@@ -391,6 +391,8 @@ class StepLoop:
         lookahead = sum(drafted)
         record_drafts = self._record_drafts and proposal.num > 0
         probs = proposal.q.prob_of(proposal.tokens).tolist() if record_drafts else None
+        trees = record_drafts and proposal.parents is not None
+        parents = proposal.parents.tolist() if trees and proposal.parents is not None else None
         now = self.clock()
         rounds: list[RoundRecord] = []
         events: list[Event] = []
@@ -423,6 +425,7 @@ class StepLoop:
                     ended_by=result.ended_by,
                     draft_tokens=kept if record_drafts else None,
                     draft_probs=tuple(probs[index][: len(kept)]) if probs is not None else None,
+                    draft_parents=tuple(parents[index][: len(kept)]) if parents is not None else None,
                 )
             )
             row.round += 1
