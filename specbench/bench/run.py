@@ -63,10 +63,14 @@ class Progress(Protocol):
 
 @dataclass(slots=True)
 class Models:
-    """The models of a run; both None in a simulation."""
+    """The models of a run; both None in a simulation.
+
+    `draft_ids` gives the target's id of each of the draft's, where they are not the same.
+    """
 
     target: LoadedModel | None = None
     draft: LoadedModel | None = None
+    draft_ids: tuple[int, ...] | None = None
 
     @property
     def loaded(self) -> list[LoadedModel]:
@@ -171,10 +175,16 @@ def _load_models(config: RunConfig, dtype: str, progress: Progress) -> Models:
     progress.stage(f"loading {config.draft}")
     device = config.draft_device or config.device
     draft = models.load(models.resolve(config.draft), dtype=dtype, device=device)
-    models.check_vocabulary(
+    ids = models.fit_vocabulary(
         target.tokenizer, draft.tokenizer, target_vocab=target.vocab_size, draft_vocab=draft.vocab_size
     )
-    return Models(target, draft)
+    if ids is not None:
+        shared = sum(index >= 0 for index in ids)
+        progress.say(
+            f"the draft's ids are not the target's: {shared} of its {len(ids)} tokens are mapped by their "
+            "strings, the others are never drafted"
+        )
+    return Models(target, draft, ids)
 
 
 def _encode(workload: Workload, target: LoadedModel | None) -> list[Encoded]:
@@ -302,6 +312,7 @@ def _local_engine(models: Models, *, rows: int, width: int) -> Engine:
         eos_ids=models.target.eos_token_ids,
         decode=_decoder(models.target),
         draft=models.draft.model if models.draft is not None else None,
+        draft_ids=models.draft_ids,
         rows=rows,
         width=width,
     )

@@ -33,6 +33,7 @@ class LocalEngine:
         target: the HF causal LM under test.
         eos_ids: its end-of-sequence ids.
         draft: a second HF causal LM, or None.
+        draft_ids: the target's id of each of the draft's, -1 where it has none; None if they are the same.
         decode: token ids to text, special tokens kept; needed by requests with stop strings.
         rows: the most requests decoded together.
         width: slots per row: the longest prompt with its output, and the longest draft.
@@ -46,6 +47,7 @@ class LocalEngine:
         *,
         eos_ids: tuple[int, ...],
         draft: Any | None = None,
+        draft_ids: Sequence[int] | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         rows: int = 32,
         width: int = 2048,
@@ -63,6 +65,7 @@ class LocalEngine:
         self.width = width
         self.eos_ids = eos_ids
         self.draft = draft
+        self.draft_ids = draft_ids
         self.decode = decode
         self.runner = ModelRunner(target, SlotCache(rows, width))
         self.strategy: Strategy | None = None
@@ -88,6 +91,7 @@ class LocalEngine:
             target=self.runner,
             draft_model=self.draft,
             draft_weights=weight_bytes(self.draft) if self.draft is not None else 0,
+            draft_ids=self.draft_ids,
             rows=self.rows,
             width=self.width,
         )

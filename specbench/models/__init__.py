@@ -6,6 +6,15 @@ Nothing in this package imports torch or transformers before it loads a model.
 
 from specbench.models.load import LoadedModel, load
 from specbench.models.resolve import ResolvedModel, aliases, is_here, resolve
-from specbench.models.vocabulary import check_vocabulary
+from specbench.models.vocabulary import check_vocabulary, fit_vocabulary
 
-__all__ = ["LoadedModel", "ResolvedModel", "aliases", "check_vocabulary", "is_here", "load", "resolve"]
+__all__ = [
+    "LoadedModel",
+    "ResolvedModel",
+    "aliases",
+    "check_vocabulary",
+    "fit_vocabulary",
+    "is_here",
+    "load",
+    "resolve",
+]

@@ -58,3 +58,54 @@ def check_vocabulary(
 def _tokens_by_id(tokenizer: Any) -> dict[int, str]:
     """Map each id the tokenizer uses to its token, added and special tokens included."""
     return {index: token for token, index in sorted(tokenizer.get_vocab().items(), reverse=True)}
+
+
+LEAST_SHARED = 0.5
+"""The least share of the draft's tokens that the target must have for one to draft for the other."""
+
+
+def map_vocabulary(
+    target_tokenizer: Any, draft_tokenizer: Any, *, target_vocab: int, draft_vocab: int
+) -> tuple[int, ...]:
+    """Return the target's id of every id of the draft, -1 where the target has no such token.
+
+    For pairs that `check_vocabulary` refuses: another order of ids, or a draft vocabulary that is a part
+    of the target's. Tokens count as the same if their strings are, as in token-level intersection (Timor
+    et al. 2502.05202). A token that the draft lacks is never drafted (q = 0) and reached through the
+    residual; what it is for the draft to read is one token at a time, in the target's segmentation. The
+    output distribution is the target's whatever the map; acceptance is not.
+
+    Raises:
+        IncompatibleError: the target has less than half of the draft's tokens.
+    """
+    target = {
+        token: index for index, token in _tokens_by_id(target_tokenizer).items() if index < target_vocab
+    }
+    draft = {index: token for index, token in _tokens_by_id(draft_tokenizer).items() if index < draft_vocab}
+    mapped = tuple(target.get(draft[index], -1) if index in draft else -1 for index in range(draft_vocab))
+    shared = sum(index >= 0 for index in mapped)
+    if shared < LEAST_SHARED * len(draft):
+        raise IncompatibleError(
+            f"the target has {shared} of the draft's {len(draft)} tokens; too few to map one to the other",
+            hint="use a draft that has the target's tokenizer",
+        )
+    return mapped
+
+
+def fit_vocabulary(
+    target_tokenizer: Any, draft_tokenizer: Any, *, target_vocab: int, draft_vocab: int
+) -> tuple[int, ...] | None:
+    """Return None where both models use the same ids, else the map of `map_vocabulary`.
+
+    Raises:
+        IncompatibleError: the ids differ and too few tokens are shared.
+    """
+    sizes = {"target_vocab": target_vocab, "draft_vocab": draft_vocab}
+    try:
+        check_vocabulary(target_tokenizer, draft_tokenizer, **sizes)
+    except IncompatibleError as different:
+        try:
+            return map_vocabulary(target_tokenizer, draft_tokenizer, **sizes)
+        except IncompatibleError as unlike:
+            raise IncompatibleError(f"{different.message}; {unlike.message}", hint=unlike.hint) from None
+    return None

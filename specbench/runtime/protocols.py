@@ -153,7 +153,7 @@ class Resources:
     """What a strategy is built from.
 
     `target` runs the model under test; `draft_model` is a second HF model (None where none was given)
-    of `draft_weights` bytes. `rows` and `width` size a drafter's cache.
+    of `draft_weights` bytes, whose ids are the target's unless `draft_ids` maps them. `rows` and `width` size a drafter's cache.
     """
 
     target: ModelRunner
@@ -161,6 +161,7 @@ class Resources:
     draft_weights: int
     rows: int
     width: int
+    draft_ids: Sequence[int] | None = None
 
 
 class BuildStrategy(Protocol):
