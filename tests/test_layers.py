@@ -36,6 +36,7 @@ LAYERS = {
     "stats": 0,
     "registry": 0,
     "errors": 0,
+    "grammar": 0,
     "__init__": 0,
 }
 

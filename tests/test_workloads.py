@@ -296,6 +296,16 @@ def test_jsonl(tmp_path: Path) -> None:
     assert load(str(path)) == workload
 
 
+def test_grammar(tmp_path: Path) -> None:
+    """A row's grammar is kept as it is written, and counts in the digest."""
+    grammar = 'json:{"type":  "integer"}'
+    rows = [{"prompt": "x", "grammar": grammar}, {"prompt": "y"}]
+    workload = load(write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows))))
+    assert [prompt.grammar for prompt in workload.prompts] == [grammar, None]
+    del rows[0]["grammar"]
+    assert load(write(tmp_path, "b.jsonl", "\n".join(map(json.dumps, rows)))).digest != workload.digest
+
+
 def test_line_separators(tmp_path: Path) -> None:
     """A Unicode line separator inside a JSON string does not end the line."""
     path = write(tmp_path, "odd.jsonl", json.dumps({"prompt": "one\u2028two\x85"}, ensure_ascii=False))
@@ -451,6 +461,10 @@ BAD_ROWS = {
     '{"prompt": "x", "max_new_tokens": 0}': "'max_new_tokens' must be a whole number from 1, not 0",
     '{"prompt": "x", "max_new_tokens": "9"}': "'max_new_tokens' must be a whole number from 1, not '9'",
     '{"prompt": "x", "id": "one"}': "the id 'one' was already used at ",
+    '{"prompt": "x", "grammar": {"json": {}}}': "'grammar' must be a string, not an object",
+    '{"prompt": "x", "grammar": "regx:a"}': "no kind of grammar 'regx'; did you mean 'regex'?",
+    '{"prompt": "x", "grammar": "regex:("}': "the grammar 'regex:' cannot be used: unclosed group",
+    '{"prompt": "x", "grammar": "choice:[]"}': "there is nothing to choose from",
 }
 
 
@@ -589,6 +603,9 @@ def test_hub_digest(hub: Any) -> None:
     hub.tables["o/n", None, "train"] = hub.tables["o/n", None, "test"] = [{"text": "a"}]
     hub.tables["o/n", None, "other"] = [{"text": "b"}]
     assert load("hub:o/n").digest == load("hub:o/n:test").digest != load("hub:o/n:other").digest
+    row = {"category": "uncategorised", "domain": "general", "id": "row-0", "max_new_tokens": None}
+    content = json.dumps([{**row, "messages": None, "text": "a"}], sort_keys=True)
+    assert load("hub:o/n").digest == hashlib.sha256(content.encode()).hexdigest()
 
 
 def test_hub_refusals(hub: Any) -> None:

@@ -23,11 +23,12 @@ UNIT_PROMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A prompt as token ids."""
+    """A prompt as token ids; `grammar` constrains the answer, as in `specbench.grammar`."""
 
     id: str
     tokens: tuple[int, ...]
     max_new_tokens: int
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,8 +205,27 @@ def _encode(workload: Workload, target: LoadedModel | None) -> list[Encoded]:
                 f"the context of {target.name} is {target.max_context}",
                 hint="take it out of the prompt file, or use a model with a longer context",
             )
-        encoded.append(Encoded(prompt.id, tuple(tokens), most))
+        encoded.append(Encoded(prompt.id, tuple(tokens), most, prompt.grammar))
+    if target is not None:
+        _check_grammars(workload, target)
     return encoded
+
+
+def _check_grammars(workload: Workload, target: LoadedModel) -> None:
+    """Refuse grammars that this model's tokenizer cannot satisfy, before anything is measured."""
+    constrained = [(prompt.id, prompt.grammar) for prompt in workload.prompts if prompt.grammar is not None]
+    if not constrained:
+        return
+    from specbench.runtime.grammar import GrammarCompiler
+
+    compiler = GrammarCompiler(target.tokenizer, vocab_size=target.vocab_size, eos_ids=target.eos_token_ids)
+    for name, grammar in constrained:
+        try:
+            compiler.matcher(grammar)
+        except UsageError as error:
+            raise WorkloadError(
+                f"prompt '{name}' of '{workload.name}': {error.message}", hint=error.hint
+            ) from None
 
 
 def _open_store(

@@ -45,8 +45,7 @@ def load(spec: str | Path) -> Workload:
     if isinstance(spec, str):
         if spec.startswith("hub:"):
             name, prompts = read_hub(spec)
-            content = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
-            return _with_defaults(name, spec, prompts, content_digest(content))
+            return _with_defaults(name, spec, prompts, content_digest(_content(prompts)))
         known = available()
         if spec in known:
             return header.read_workload(bundled_folder() / f"{spec}.yaml", f"bundled:{spec}")
@@ -92,6 +91,15 @@ def _load_file(path: Path) -> Workload:
         return _with_defaults(path.stem, str(path), read_prompts(path, text), content_digest(text))
     hint = "write one JSON object per line and call it .jsonl" if kind == ".json" else f"expected {_KINDS}"
     raise WorkloadError(f"{path}: cannot read prompts from a '{path.suffix or path.name}' file", hint=hint)
+
+
+def _content(prompts: Iterable[Prompt]) -> str:
+    """Return prompts as text to be hashed; a grammar counts only where there is one, as it came later."""
+    fields = [asdict(prompt) for prompt in prompts]
+    for each in fields:
+        if each["grammar"] is None:
+            del each["grammar"]
+    return json.dumps(fields, sort_keys=True)
 
 
 def _with_defaults(name: str, source: str, prompts: tuple[Prompt, ...], digest: str) -> Workload:

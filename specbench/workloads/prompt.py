@@ -20,7 +20,8 @@ class Message(TypedDict):
 class Prompt:
     """A prompt: either a text to continue or the messages of a chat that ends with the user's turn.
 
-    `max_new_tokens` overrides the workload's value when it is not None.
+    `max_new_tokens` overrides the workload's value when it is not None. `grammar` constrains the answer, in
+    the form that `specbench.grammar` describes.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Prompt:
     text: str | None = None
     messages: tuple[Message, ...] | None = field(default=None, hash=False)
     max_new_tokens: int | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from specbench.errors import WorkloadError, did_you_mean
+from specbench.errors import UsageError, WorkloadError, did_you_mean
+from specbench.grammar import parse_grammar
 from specbench.workloads.prompt import Message, Prompt
 
 ROLES = ("system", "user", "assistant")
@@ -58,6 +59,7 @@ def prompt_from(where: str, default_id: str, row: Any) -> Prompt:
         text=text,
         messages=messages,
         max_new_tokens=_budget(where, row.get("max_new_tokens")),
+        grammar=_grammar(where, row.get("grammar")),
     )
 
 
@@ -140,6 +142,18 @@ def _budget(where: str, value: Any) -> int | None:
             "leave it out for the default",
         )
     return value
+
+
+def _grammar(where: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        hint = 'write the kind and the grammar in one string, as in "grammar": "regex:[0-9]+"'
+        fail(where, f"'grammar' must be a string, not {_kind(value)}", hint)
+    try:
+        return parse_grammar(value).text
+    except UsageError as error:
+        fail(where, error.message, error.hint)
 
 
 def _kind(value: Any) -> str:
