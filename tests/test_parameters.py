@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def engine() -> LocalEngine:
         copied(shared("llama"), "sdpa"),
         eos_ids=EOS,
         draft=perturbed(shared("llama"), 0.1),
-        decode=letters,
+        tokenizer=SimpleNamespace(decode=lambda tokens, **_: letters(tokens)),
         rows=6,
         width=CONTEXT,
     )

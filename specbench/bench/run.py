@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -329,22 +329,12 @@ def _local_engine(models: Models, *, rows: int, width: int) -> Engine:
     return LocalEngine(
         models.target.model,
         eos_ids=models.target.eos_token_ids,
-        decode=_decoder(models.target),
+        tokenizer=models.target.tokenizer,
         draft=models.draft.model if models.draft is not None else None,
         draft_ids=models.draft_ids,
         rows=rows,
         width=width,
     )
-
-
-def _decoder(target: LoadedModel) -> Callable[[Sequence[int]], str]:
-    """Return how this model's tokens become text, with nothing left out or tidied up."""
-
-    def decode(tokens: Sequence[int]) -> str:
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return str(target.tokenizer.decode(list(tokens), **options))
-
-    return decode
 
 
 def _encoder(target: LoadedModel | None) -> Encode:

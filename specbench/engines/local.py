@@ -14,6 +14,7 @@ from specbench.records import MemoryRecord, Schedule
 
 if TYPE_CHECKING:
     from specbench.runtime.events import Event
+    from specbench.runtime.grammar import GrammarCompiler
     from specbench.runtime.loop import StepLoop
     from specbench.runtime.protocols import Strategy
 
@@ -34,7 +35,7 @@ class LocalEngine:
         eos_ids: its end-of-sequence ids.
         draft: a second HF causal LM, or None.
         draft_ids: the target's id of each of the draft's, -1 where it has none; None if they are the same.
-        decode: token ids to text, special tokens kept; needed by requests with stop strings.
+        tokenizer: the target's; needed by requests with stop strings or grammars.
         rows: the most requests decoded together.
         width: slots per row: the longest prompt with its output, and the longest draft.
     """
@@ -48,7 +49,7 @@ class LocalEngine:
         eos_ids: tuple[int, ...],
         draft: Any | None = None,
         draft_ids: Sequence[int] | None = None,
-        decode: Callable[[Sequence[int]], str] | None = None,
+        tokenizer: Any | None = None,
         rows: int = 32,
         width: int = 2048,
     ) -> None:
@@ -66,7 +67,8 @@ class LocalEngine:
         self.eos_ids = eos_ids
         self.draft = draft
         self.draft_ids = draft_ids
-        self.decode = decode
+        self.tokenizer = tokenizer
+        self._grammars: GrammarCompiler | None = None
         self.runner = ModelRunner(target, SlotCache(rows, width))
         self.strategy: Strategy | None = None
         self._loop: StepLoop | None = None
@@ -104,10 +106,30 @@ class LocalEngine:
 
         if self.strategy is None:
             raise UsageError("no strategy is open", hint="call open() before serve()")
-        self._loop = StepLoop(
-            self.runner, self.strategy, rows=self.rows, eos_ids=self.eos_ids, decode=self.decode
+        if self._grammars is None and any(r.sampling.grammar is not None for r in schedule.requests):
+            self._grammars = self._grammar_compiler()
+        loop = self.strategy.loop or StepLoop
+        self._loop = loop(
+            self.runner,
+            self.strategy,
+            rows=self.rows,
+            eos_ids=self.eos_ids,
+            decode=self._decode if self.tokenizer is not None else None,
+            grammars=self._grammars,
         )
         return self._loop.serve(schedule)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, with nothing left out or tidied up."""
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(tokens), **options))  # type: ignore[union-attr]
+
+    def _grammar_compiler(self) -> GrammarCompiler | None:
+        from specbench.runtime.grammar import GrammarCompiler
+
+        if self.tokenizer is None:
+            return None
+        return GrammarCompiler(self.tokenizer, vocab_size=self.runner.vocab, eos_ids=self.eos_ids)
 
     def cancel(self, request: int) -> None:
         """Stop a request at its next step."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ from specbench.records import (
     TokenLogprobs,
 )
 from specbench.runtime.events import Chunk, Event, Finished, Stepped
+from specbench.runtime.grammar import GrammarCompiler, Matcher, unpack, window_masks
 from specbench.runtime.protocols import BatchView, DraftContext, StepView, Strategy
 from specbench.runtime.runner import ModelRunner, TreeWindow
 from specbench.runtime.stop_strings import Decode, StopStrings
@@ -56,6 +58,7 @@ class Row:
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
     stop_checker: StopChecker | None = None
+    matcher: Matcher | None = None
     round: int = 0
     chunk_times: list[float] = field(default_factory=list)
     chunk_sizes: list[int] = field(default_factory=list)
@@ -82,8 +85,64 @@ class _Timing:
     forwards: list[tuple[Stopwatch, Mark, Mark]]
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What verification decided for one row.
+
+    `taken` are the accepted nodes in order and `tokens` their tokens; then comes `next_token`, recovered if
+    a rejection ended the run.
+    """
+
+    taken: list[int]
+    tokens: list[int]
+    rejected: bool
+    next_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What one row was offered."""
+
+    offered: int
+    depth: int
+    tokens: tuple[int, ...] | None
+    probs: tuple[float, ...] | None
+    parents: tuple[int, ...] | None
+
+
+@dataclass(slots=True)
+class Window:
+    """One forward of the target, from its rows to what verification needs.
+
+    `rows` are the active rows of this forward: all of them, or the newly prefilled ones at the end, from
+    `first` on. `follows` `[B, N + 1, N]` are the ancestors of every row of a tree; None for chains.
+    `allowed` `[B, N + 1, V]` is what the grammars allow; None without any.
+    """
+
+    phase: Phase
+    rows: list[Row]
+    first: int
+    proposal: Proposal
+    started: float
+    marks: list[Mark]
+    follows: Tensor | None = None
+    allowed: Tensor | None = None
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    tokens_sent: int = 0
+    tokens_used: int = 0
+    features: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def drafted(self) -> list[int]:
+        """Return the offered tokens of each row."""
+        return list(self.proposal.offered)
+
+
 class StepLoop:
     """Serves one schedule with one strategy.
+
+    The methods from `starts` to `describe_round` are the decisions of a step, one each: an injected fault
+    is a subclass that gets one of them wrong.
 
     Args:
         runner: the target.
@@ -91,6 +150,7 @@ class StepLoop:
         rows: the most requests in flight.
         eos_ids: the target's end-of-sequence ids.
         decode: token ids to text; needed by requests with stop strings.
+        grammars: compiles those of requests that have one.
         clock: seconds since the schedule began; waiting uses `sleep`.
     """
 
@@ -102,6 +162,7 @@ class StepLoop:
         rows: int,
         eos_ids: Sequence[int],
         decode: Decode | None = None,
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -110,6 +171,7 @@ class StepLoop:
         self.max_rows = rows
         self.eos_ids = frozenset(eos_ids)
         self.decode = decode
+        self.grammars = grammars
         origin = time.perf_counter()
         self.clock = clock or (lambda: time.perf_counter() - origin)
         self.sleep = sleep
@@ -207,7 +269,24 @@ class StepLoop:
             eos_ids=frozenset() if sampling.ignore_eos else self.eos_ids,
             stop_ids=frozenset(sampling.stop_token_ids),
             stop_checker=stop_checker,
+            matcher=self._matcher(request),
         )
+
+    def _matcher(self, request: Request) -> Matcher | None:
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return None
+        if self.grammars is None:
+            raise UsageError(
+                f"request {request.id} has a grammar, and this engine was given no tokenizer",
+                hint="leave the grammar out",
+            )
+        if request.sampling.min_new_tokens > 0:
+            raise UsageError(
+                f"request {request.id} has a grammar and min_new_tokens: a complete text could not end",
+                hint="give the least length in the grammar",
+            )
+        return self.grammars.matcher(grammar)
 
     def _check_ids(self, request: Request) -> None:
         """Refuse parameters that name tokens the model does not have."""
@@ -279,63 +358,57 @@ class StepLoop:
         marks += [verify_end, draft_end]
         self.active += rows
         self._sampling = None
-        proposal = Proposal.empty(len(rows), runner.device)
-        return self._finish_step(
-            rows,
-            proposal,
-            logits,
-            "prefill",
-            started,
-            marks,
-            [0] * len(rows),
-            output.tokens_sent,
-            sum(counts),
-        )
+        window = Window("prefill", rows, first, Proposal.empty(len(rows), runner.device), started, marks)
+        window.logits, window.tokens_sent, window.tokens_used = logits, output.tokens_sent, sum(counts)
+        self._constrain(window)
+        return self._finish_step(window)
 
     @torch.inference_mode()
     def _decode(self) -> list[Event]:
         """Draft, verify and commit once for every active row."""
-        runner, strategy, rows = self.runner, self.strategy, self.active
+        runner, drafter, rows = self.runner, self.strategy.drafter, self.active
         started = self.clock()
         marks = [runner.stopwatch.mark()]
+        window = Window("decode", rows, 0, self._propose(), started, marks)
+        self._constrain(window)
+        proposal = window.proposal
+        marks.append(runner.stopwatch.mark())
+        last = torch.tensor([[row.tokens[-1]] for row in rows], device=runner.device)
+        if proposal.parents is not None:
+            window.follows = ancestors(proposal.parents)
+        output = runner.forward(
+            torch.cat([last, proposal.tokens], 1) if proposal.num else last,
+            self.starts(rows),
+            [count + 1 for count in window.drafted],
+            feature_layers=drafter.needs_features if drafter else (),
+            tree=self.layout(window),
+        )
+        window.logits, window.tokens_sent, window.features = (
+            output.logits,
+            output.tokens_sent,
+            output.features,
+        )
+        window.tokens_used = sum(window.drafted) + len(rows)
+        return self._finish_step(window)
+
+    def _propose(self) -> Proposal:
+        """Ask the drafter, if there is one and any row may draft."""
+        rows, strategy = self.active, self.strategy
         limits = self._draft_limits()
-        if strategy.drafter is not None and any(limits):
-            context = DraftContext(
+        if strategy.drafter is None or not any(limits):
+            return Proposal.empty(len(rows), self.runner.device)
+        matchers = [row.matcher for row in rows]
+        return strategy.drafter.propose(
+            DraftContext(
                 [row.tokens for row in rows],
                 limits,
                 self.sampling,
-                self._random(rows),
+                self.random(rows),
                 prompts=[len(row.request.prompt) for row in rows],
                 slots=self._room(),
                 stop_below=strategy.policy.stop_below,
+                matchers=matchers if any(matchers) else None,
             )
-            proposal = strategy.drafter.propose(context)
-        else:
-            proposal = Proposal.empty(len(rows), runner.device)
-        marks.append(runner.stopwatch.mark())
-        last = torch.tensor([[row.tokens[-1]] for row in rows], device=runner.device)
-        tokens = torch.cat([last, proposal.tokens], 1) if proposal.num else last
-        drafted = list(proposal.offered)
-        follows = ancestors(proposal.parents) if proposal.parents is not None else None
-        output = runner.forward(
-            tokens,
-            [len(row.tokens) - 1 for row in rows],
-            [count + 1 for count in drafted],
-            feature_layers=strategy.drafter.needs_features if strategy.drafter else (),
-            tree=TreeWindow.to_verify(follows) if follows is not None else None,
-        )
-        return self._finish_step(
-            rows,
-            proposal,
-            output.logits,
-            "decode",
-            started,
-            marks,
-            drafted,
-            output.tokens_sent,
-            sum(drafted) + len(rows),
-            output.features,
-            follows,
         )
 
     def _draft_limits(self) -> list[int]:
@@ -358,100 +431,89 @@ class StepLoop:
             width = min(width, self.runner.max_context)
         return [width - len(row.tokens) for row in self.active]
 
-    def _finish_step(
-        self,
-        rows: list[Row],
-        proposal: Proposal,
-        logits: Tensor,
-        phase: Phase,
-        started: float,
-        marks: list[Mark],
-        drafted: list[int],
-        tokens_in: int,
-        tokens_used: int,
-        features: dict[int, Tensor] | None = None,
-        follows: Tensor | None = None,
-    ) -> list[Event]:
-        """Verify, commit and record; the part that prefill and decode steps share.
+    def _constrain(self, window: Window) -> None:
+        """Find what the grammars allow in every row, and take out drafts that they forbid.
 
-        `rows` are the active rows of this forward: all of them, or the newly prefilled ones at the end.
-        `follows` `[B, N + 1, N]`: the ancestors of every row of a tree; None for chains.
+        Only where q is a point mass is anything forbidden left to take out: drafters mask what they sample.
         """
-        stopwatch = self.runner.stopwatch
-        first = len(self.active) - len(rows)
-        sampling = self.sampling if first == 0 else self._sampling_of(rows)
-        p = process(logits, sampling, self._history(rows, proposal, follows, sampling))
-        acceptance = self.strategy.rule.verify(p, proposal, self._random(rows, first))
-        if phase == "decode":
-            marks.append(stopwatch.mark())
-        decided = _read(acceptance, proposal)
-        if follows is not None:
-            self._compact(rows, decided)
-        depths = _depths(proposal, drafted)
-        lookahead = sum(drafted)
-        record_drafts = self._record_drafts and proposal.num > 0
-        probs = proposal.q.prob_of(proposal.tokens).tolist() if record_drafts else None
-        trees = record_drafts and proposal.parents is not None
-        parents = proposal.parents.tolist() if trees and proposal.parents is not None else None
+        matchers = [row.matcher for row in window.rows]
+        if not any(matchers):
+            return
+        proposal, vocab = window.proposal, self.runner.vocab
+        tokens = proposal.tokens.tolist()
+        parents = (
+            proposal.parents.tolist()
+            if proposal.parents is not None
+            else [list(range(-1, proposal.num - 1))] * len(matchers)
+        )
+        kept: list[list[int]] = []
+        bits: list[Tensor] = []
+        for row, matcher in enumerate(matchers):
+            offered = proposal.offered[row]
+            if matcher is None:
+                kept.append(list(range(offered)))
+                bits.append(torch.empty(0))
+                continue
+            nodes, masks = self.grammar_masks(matcher, tokens[row][:offered], parents[row][:offered])
+            kept.append(nodes)
+            bits.append(masks)
+        if proposal.q.tokens is not None and any(
+            len(nodes) < offered for nodes, offered in zip(kept, proposal.offered, strict=True)
+        ):
+            window.proposal = _cut(proposal, tokens, parents, kept)
+        else:
+            kept = [list(range(offered)) for offered in proposal.offered]
+        allowed = torch.ones(len(matchers), window.proposal.num + 1, vocab, dtype=torch.bool)
+        for row, (nodes, masks) in enumerate(zip(kept, bits, strict=True)):
+            if matchers[row] is not None:
+                places = torch.tensor([0, *(node + 1 for node in nodes)])
+                allowed[row, : len(places)] = unpack(masks[places], vocab)
+        window.allowed = allowed.to(self.runner.device)
+
+    def _finish_step(self, window: Window) -> list[Event]:
+        """Verify, commit and record; the part that prefill and decode steps share."""
+        rows, proposal, drafter = window.rows, window.proposal, self.strategy.drafter
+        p = self.law(window)
+        acceptance = self.strategy.rule.verify(p, proposal, self.random(rows, window.first))
+        if window.phase == "decode":
+            window.marks.append(self.runner.stopwatch.mark())
+        decided = self.decide(acceptance, proposal)
+        self.compact(window, decided)
+        drafts = _drafts(proposal, record=self._record_drafts)
         now = self.clock()
         rounds: list[RoundRecord] = []
         events: list[Event] = []
         ended: list[tuple[int, FinishReason]] = []
-        accepted_counts: list[int] = []
-        step = len(self._steps)
-        for index, row in enumerate(rows):
-            taken, rejected, next_token, drafts = decided[index]
-            accepted = len(taken)
-            limits = Limits(row.remaining, row.eos_ids, row.stop_ids, row.stop_checker)
-            result = commit([drafts[node] for node in taken], next_token, limits)
-            if row.request.sampling.logprobs is not None:
-                places = [0, *(node + 1 for node in taken)][: len(result.tokens)]
-                row.logprobs += _logprobs(
-                    logits[index], p, index, places, result.tokens, row.request.sampling.logprobs
-                )
+        for index, (row, decision) in enumerate(zip(rows, decided, strict=True)):
+            result = self.emit(row, decision)
+            self._log(window, p, index, decision, result)
+            rounds.append(self.describe_round(row, len(self._steps), drafts[index], decision, result))
             self._apply(row, result, now, events)
-            accepted_counts.append(accepted)
-            kept = tuple(drafts[: drafted[index]])
-            rounds.append(
-                RoundRecord(
-                    step=step,
-                    request=row.request.id,
-                    round=row.round,
-                    drafted=drafted[index],
-                    draft_depth=depths[index],
-                    accepted=accepted,
-                    rejected=rejected,
-                    emitted=len(result.tokens),
-                    ended_by=result.ended_by,
-                    draft_tokens=kept if record_drafts else None,
-                    draft_probs=tuple(probs[index][: len(kept)]) if probs is not None else None,
-                    draft_parents=tuple(parents[index][: len(kept)]) if parents is not None else None,
-                )
-            )
             row.round += 1
             reason = _finish_reason(result.ended_by, row)
             if row.request.id in self.cancelled:
                 reason = "cancelled"
             if reason is not None:
-                ended.append((first + index, reason))
-        drafter = self.strategy.drafter
-        if drafter is not None and phase == "decode":
-            drafter.commit(accepted_counts, features or {})
-            self.strategy.policy.observe(StepView(depths, accepted_counts))
+                ended.append((window.first + index, reason))
+        if drafter is not None and window.phase == "decode":
+            accepted = [len(decision.taken) for decision in decided]
+            drafter.commit(accepted, window.features)
+            self.strategy.policy.observe(StepView([draft.depth for draft in drafts], accepted))
+        # Memory as it was during the step: before requests leave.
         committed = sum(len(row.tokens) for row in self.active)
         context = max(len(row.tokens) for row in rows)
         memory = drafter.memory() if drafter is not None else None
         for index, reason in reversed(ended):
             events.append(self._leave(index, reason))
-        marks.append(stopwatch.mark())
+        window.marks.append(self.runner.stopwatch.mark())
         record = StepRecord(
-            step=step,
+            step=len(self._steps),
             batch=len(rounds),
-            tokens_in=tokens_used,
-            tokens_padded=tokens_in - tokens_used,
+            tokens_in=window.tokens_used,
+            tokens_padded=window.tokens_sent - window.tokens_used,
             context_max=context,
-            phase=phase,
-            started=started,
+            phase=window.phase,
+            started=window.started,
             wall_s=0.0,
             draft_s=None,
             verify_s=None,
@@ -460,12 +522,130 @@ class StepLoop:
             forward_s=None,
             dispatch="eager",
             kv_committed=committed,
-            kv_lookahead=lookahead,
+            kv_lookahead=sum(window.drafted),
             kv_draft=memory.slots if memory else 0,
         )
-        timing = _Timing(started, self.clock() - started, marks, self._take_forwards())
+        wall = self.clock() - window.started
+        timing = _Timing(window.started, wall, window.marks, self._take_forwards())
         self._steps.append((record, tuple(rounds), timing))
         return events
+
+    # The decisions of a step
+
+    def starts(self, rows: Sequence[Row]) -> list[int]:
+        """Return the slot of each row's last token: what was rejected lies beyond, and is overwritten."""
+        return [len(row.tokens) - 1 for row in rows]
+
+    def layout(self, window: Window) -> TreeWindow | None:
+        """Return positions and visibility of the window where they are not those of a chain."""
+        return TreeWindow.to_verify(window.follows) if window.follows is not None else None
+
+    def sampling_of(self, rows: Sequence[Row]) -> SamplingTensors:
+        """Return the parameters of some rows."""
+        params = [row.request.sampling for row in rows]
+        return SamplingTensors.of(params, self.runner.device, eos_ids=self.eos_ids)
+
+    def random(self, rows: Sequence[Row], first: int = 0) -> RoundRandom:
+        """Return the random numbers of this round: a function of request, position and round."""
+        assert self.sampling is not None
+        assert self._keys is not None
+        numbers = torch.tensor([[row.produced, row.round] for row in rows], device=self.runner.device)
+        return RoundRandom(self._keys[first:], numbers[:, 0], numbers[:, 1])
+
+    def grammar_masks(
+        self, matcher: Matcher, nodes: Sequence[int], parents: Sequence[int]
+    ) -> tuple[list[int], Tensor]:
+        """Return which nodes of a proposal a grammar allows, and the masks of every row."""
+        return window_masks(matcher, nodes, parents)
+
+    def history(self, window: Window, sampling: SamplingTensors) -> History | None:
+        """Return what every row of the window follows, where that matters."""
+        if not sampling.needs_history:
+            return None
+        tokens = [row.tokens for row in window.rows]
+        prompts = [len(row.request.prompt) for row in window.rows]
+        if window.follows is None:
+            return History.of_chain(tokens, prompts, window.proposal.tokens)
+        return History(tokens, prompts, window.proposal.tokens, window.follows)
+
+    def law(self, window: Window) -> Distribution:
+        """Return the target's sampling distribution of every row of the window."""
+        sampling = self.sampling if window.first == 0 else self.sampling_of(window.rows)
+        return process(window.logits, sampling, self.history(window, sampling), window.allowed)
+
+    def decide(self, acceptance: Acceptance, proposal: Proposal) -> list[Decision]:
+        """Read what verification decided in one device-to-host transfer."""
+        num = proposal.num
+        packed = torch.cat(
+            [
+                acceptance.accepted[:, None],
+                acceptance.rejected[:, None].to(torch.int64),
+                acceptance.next_token[:, None],
+                acceptance.path,
+                proposal.tokens,
+            ],
+            1,
+        ).tolist()
+        decisions = []
+        for accepted, rejected, next_token, *rest in packed:
+            taken, tokens = rest[:accepted], rest[num:]
+            decisions.append(Decision(taken, [tokens[node] for node in taken], bool(rejected), next_token))
+        return decisions
+
+    def compact(self, window: Window, decided: Sequence[Decision]) -> None:
+        """Move the entries of each accepted path of a tree to where a run would have put them."""
+        if window.follows is None:
+            return
+        self.runner.cache.compact(
+            [
+                (index, len(row.tokens) + node, len(row.tokens) + place)
+                for index, (row, decision) in enumerate(zip(window.rows, decided, strict=True))
+                for place, node in enumerate(decision.taken)
+                if node != place
+            ]
+        )
+
+    def emit(self, row: Row, decision: Decision) -> Committed:
+        """Decide what of an accepted run and its extra token reaches the output."""
+        limits = Limits(row.remaining, row.eos_ids, row.stop_ids, row.stop_checker)
+        return commit(decision.tokens, decision.next_token, limits)
+
+    def logprobs(
+        self, window: Window, p: Distribution, index: int, decision: Decision, tokens: Sequence[int]
+    ) -> list[TokenLogprobs]:
+        """Return the log-probabilities of the tokens a row emits, each from the row that gave it."""
+        most = window.rows[index].request.sampling.logprobs
+        assert most is not None
+        places = [0, *(node + 1 for node in decision.taken)][: len(tokens)]
+        return _logprobs(window.logits[index], p, index, places, tokens, most)
+
+    def describe_round(
+        self, row: Row, step: int, draft: _Draft, decision: Decision, result: Committed
+    ) -> RoundRecord:
+        """Record one round of a request."""
+        return RoundRecord(
+            step=step,
+            request=row.request.id,
+            round=row.round,
+            drafted=draft.offered,
+            draft_depth=draft.depth,
+            accepted=len(decision.taken),
+            rejected=decision.rejected,
+            emitted=len(result.tokens),
+            ended_by=result.ended_by,
+            draft_tokens=draft.tokens,
+            draft_probs=draft.probs,
+            draft_parents=draft.parents,
+        )
+
+    # Rows
+
+    def _log(
+        self, window: Window, p: Distribution, index: int, decision: Decision, result: Committed
+    ) -> None:
+        row = window.rows[index]
+        if row.request.sampling.logprobs is not None:
+            row.logprobs += self.logprobs(window, p, index, decision, result.tokens)
 
     def _apply(self, row: Row, result: Committed, now: float, events: list[Event]) -> None:
         if result.tokens:
@@ -473,6 +653,9 @@ class StepLoop:
             row.chunk_times.append(now)
             row.chunk_sizes.append(len(result.tokens))
             events.append(Chunk(row.request.id, now, tuple(result.tokens)))
+        if row.matcher is not None:
+            for token in result.tokens:
+                row.matcher.accept(token)
 
     def _leave(self, index: int, reason: FinishReason) -> Finished:
         """Take a row out; the last row moves into the gap, so that active rows stay dense."""
@@ -515,42 +698,9 @@ class StepLoop:
         """Return the parameters of the active rows; rebuilt only when rows come or go."""
         if self._sampling is None:
             device = self.runner.device
-            self._sampling = self._sampling_of(self.active)
+            self._sampling = self.sampling_of(self.active)
             self._keys = stream_keys([row.request.sampling.seed for row in self.active], device)
         return self._sampling
-
-    def _sampling_of(self, rows: Sequence[Row]) -> SamplingTensors:
-        params = [row.request.sampling for row in rows]
-        return SamplingTensors.of(params, self.runner.device, eos_ids=self.eos_ids)
-
-    def _history(
-        self, rows: Sequence[Row], proposal: Proposal, follows: Tensor | None, sampling: SamplingTensors
-    ) -> History | None:
-        """Return what every row of the window follows, where that matters."""
-        if not sampling.needs_history:
-            return None
-        tokens, prompts = [row.tokens for row in rows], [len(row.request.prompt) for row in rows]
-        if follows is None:
-            return History.of_chain(tokens, prompts, proposal.tokens)
-        return History(tokens, prompts, proposal.tokens, follows)
-
-    def _compact(self, rows: Sequence[Row], decided: Sequence[_Decided]) -> None:
-        """Move the entries of each accepted path to where a run would have put them."""
-        self.runner.cache.compact(
-            [
-                (index, len(row.tokens) + node, len(row.tokens) + place)
-                for index, (row, (taken, *_)) in enumerate(zip(rows, decided, strict=True))
-                for place, node in enumerate(taken)
-                if node != place
-            ]
-        )
-
-    def _random(self, rows: list[Row], first: int = 0) -> RoundRandom:
-        assert self.sampling is not None
-        assert self._keys is not None
-        device = self.runner.device
-        numbers = torch.tensor([[row.produced, row.round] for row in rows], device=device)
-        return RoundRandom(self._keys[first:], numbers[:, 0], numbers[:, 1])
 
     # Times
 
@@ -594,41 +744,53 @@ class StepLoop:
         self._steps = []
 
 
-_Decided = tuple[list[int], bool, int, list[int]]
-"""Of one row: the accepted nodes, whether a rejection ended the run, the next token, the draft tokens."""
+def _drafts(proposal: Proposal, *, record: bool) -> list[_Draft]:
+    """Return what each row was offered; tokens, q and parents only if they are to be recorded."""
+    parents = proposal.parents.tolist() if proposal.parents is not None else None
+    record = record and proposal.num > 0
+    tokens = proposal.tokens.tolist() if record else None
+    probs = proposal.q.prob_of(proposal.tokens).tolist() if record else None
+
+    def part(values: list[list[Any]] | None, row: int, count: int) -> tuple[Any, ...] | None:
+        return None if values is None else tuple(values[row][:count])
+
+    return [
+        _Draft(
+            offered=count,
+            depth=count if parents is None else _depth(parents[row][:count]),
+            tokens=part(tokens, row, count),
+            probs=part(probs, row, count),
+            parents=part(parents, row, count) if record else None,
+        )
+        for row, count in enumerate(proposal.offered)
+    ]
 
 
-def _read(acceptance: Acceptance, proposal: Proposal) -> list[_Decided]:
-    """Read what was decided in one device-to-host transfer."""
-    num = proposal.num
-    packed = torch.cat(
-        [
-            acceptance.accepted[:, None],
-            acceptance.rejected[:, None].to(torch.int64),
-            acceptance.next_token[:, None],
-            acceptance.path,
-            proposal.tokens,
-        ],
-        1,
-    ).tolist()
-    return [(row[3 : 3 + row[0]], bool(row[1]), row[2], row[3 + num :]) for row in packed]
+def _depth(parents: Sequence[int]) -> int:
+    """Return the longest path of a tree."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)
 
 
-def _depths(proposal: Proposal, offered: Sequence[int]) -> list[int]:
-    """Return the longest run that each row's proposal offers."""
+def _cut(
+    proposal: Proposal, tokens: list[list[int]], parents: list[list[int]], kept: list[list[int]]
+) -> Proposal:
+    """Return a proposal of certain tokens with the kept nodes only; with a node its descendants go."""
+    nodes = [[tokens[row][node] for node in its] for row, its in enumerate(kept)]
+    device = proposal.tokens.device
     if proposal.parents is None:
-        return list(offered)
-    longest = []
-    for parents, count in zip(proposal.parents.tolist(), offered, strict=True):
-        depths: list[int] = []
-        for parent in parents[:count]:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-        longest.append(max(depths, default=0))
-    return longest
+        return Proposal.certain(nodes, device)
+    renamed = [
+        [its.index(parent) if (parent := parents[row][node]) >= 0 else -1 for node in its]
+        for row, its in enumerate(kept)
+    ]
+    return Proposal.certain_trees(nodes, renamed, device)
 
 
 def _logprobs(
-    logits: Tensor, p: Distribution, index: int, places: list[int], tokens: list[int], most: int
+    logits: Tensor, p: Distribution, index: int, places: list[int], tokens: Sequence[int], most: int
 ) -> list[TokenLogprobs]:
     """Return the log-probabilities of tokens emitted by rows `places` of one request's window `[R, V]`."""
     raw = logits[places].float().log_softmax(-1)
@@ -642,7 +804,7 @@ def _logprobs(
             for ids, found in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
-    chosen = torch.tensor(tokens, device=logits.device)[:, None]
+    chosen = torch.tensor(list(tokens), device=logits.device)[:, None]
     own = torch.cat([raw.gather(1, chosen), processed.gather(1, chosen)], 1).tolist()
     return [
         TokenLogprobs(of_raw, of_processed, top_raw, top_processed)

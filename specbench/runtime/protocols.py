@@ -11,6 +11,7 @@ from torch import Tensor
 from specbench.decoding.processing import History, SamplingTensors
 from specbench.decoding.random_numbers import RoundRandom
 from specbench.decoding.verification import Proposal, Rule
+from specbench.runtime.grammar import DraftConstraint, Matcher
 from specbench.runtime.runner import ModelRunner
 
 
@@ -32,6 +33,7 @@ class DraftContext:
     prompts: Sequence[int]
     slots: Sequence[int]
     stop_below: float = 0.0
+    matchers: Sequence[Matcher | None] | None = None
 
     def history(self, nodes: Tensor, ancestors: Tensor) -> History | None:
         """Return what rows that follow some of `nodes` `[B, N]` follow; see `processing.History`.
@@ -41,6 +43,11 @@ class DraftContext:
         if not self.sampling.needs_history:
             return None
         return History(self.tokens, self.prompts, nodes, ancestors)
+
+    def constraint(self) -> DraftConstraint | None:
+        """Return what keeps drafts within the grammars of the rows; None without any."""
+        compilers = [matcher.compiler for matcher in self.matchers or () if matcher is not None]
+        return DraftConstraint(compilers[0], self.matchers or ()) if compilers else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,8 @@ class LengthPolicy(Protocol):
 class Strategy:
     """A drafter (None: ordinary decoding), a verification rule, a length policy, and a claim.
 
-    `max_nodes` is the most tokens in one proposal where that exceeds its length: trees.
+    `max_nodes` is the most tokens in one proposal where that exceeds its length: trees. `loop` is the class
+    of the step loop where it is not the usual one: injected faults.
     """
 
     name: str
@@ -136,6 +144,7 @@ class Strategy:
     policy: LengthPolicy
     lossless: bool
     max_nodes: int = 0
+    loop: Any | None = None
 
     @property
     def max_draft(self) -> int:
@@ -153,7 +162,8 @@ class Resources:
     """What a strategy is built from.
 
     `target` runs the model under test; `draft_model` is a second HF model (None where none was given)
-    of `draft_weights` bytes, whose ids are the target's unless `draft_ids` maps them. `rows` and `width` size a drafter's cache.
+    of `draft_weights` bytes, whose ids are the target's unless `draft_ids` maps them. `rows` and `width`
+    size a drafter's cache.
     """
 
     target: ModelRunner

@@ -17,6 +17,7 @@ from specbench.decoding.padding import padded
 from specbench.decoding.processing import ancestors, process
 from specbench.decoding.random_numbers import Purpose
 from specbench.decoding.verification import Proposal
+from specbench.runtime.grammar import unpack, window_masks
 from specbench.runtime.protocols import DraftContext
 from specbench.runtime.runner import ModelRunner, TreeWindow
 
@@ -113,7 +114,8 @@ def draft_tree(
         drawn = [node for node, parent in enumerate(shape.parents) if parent in frontier]
         rows = torch.tensor([node + 1 for node in frontier], device=device)
         history = context.history(tokens, follows[:, rows])
-        law = process(logits[..., :vocab], sampling, history)
+        allowed = _allowed(context, tokens, shape.parents[: drawn[0]], frontier, vocab, device)
+        law = process(logits[..., :vocab], sampling, history, allowed)
         places = [frontier.index(shape.parents[node]) for node in drawn]
         level, level_laws = _siblings(
             law,
@@ -151,6 +153,26 @@ def draft_tree(
     if probs.shape[-1] < vocab:
         probs = torch.nn.functional.pad(probs, (0, vocab - probs.shape[-1]))
     return Proposal.trees(tokens, parents, offered, Distribution.dense(probs))
+
+
+def _allowed(
+    context: DraftContext,
+    tokens: Tensor,
+    parents: Sequence[int],
+    frontier: Sequence[int],
+    vocab: int,
+    device: torch.device,
+) -> Tensor | None:
+    """Return what grammars allow under each node of the frontier, `[B, F, V]`; None without any."""
+    if context.matchers is None:
+        return None
+    allowed = torch.ones(len(tokens), len(frontier), vocab, dtype=torch.bool)
+    nodes = tokens[:, : len(parents)].tolist()
+    for row, matcher in enumerate(context.matchers):
+        if matcher is not None:
+            _, bits = window_masks(matcher, nodes[row], parents)
+            allowed[row] = unpack(bits[[node + 1 for node in frontier]], vocab)
+    return allowed.to(device)
 
 
 def _siblings(
