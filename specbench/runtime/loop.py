@@ -115,6 +115,7 @@ class StepLoop:
     def serve(self, schedule: Schedule) -> Iterator[Event]:
         """Run a schedule to its end, yielding events as they happen and step records last."""
         self._record_drafts = schedule.record_drafts
+        self.strategy.policy.reset()
         source = _Arrivals(schedule)
         try:
             while True:

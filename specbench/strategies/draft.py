@@ -14,7 +14,8 @@ from torch import Tensor
 from specbench.decoding.padding import padded
 from specbench.decoding.verification import RULES, Proposal
 from specbench.errors import IncompatibleError
-from specbench.policies.fixed import Fixed
+from specbench.policies import length_policy
+from specbench.registry import PolicySpec
 from specbench.runtime.cache import SlotCache
 from specbench.runtime.protocols import DraftContext, DraftMemory, Resources, Strategy
 from specbench.runtime.runner import ModelRunner
@@ -23,10 +24,11 @@ from specbench.strategies._autoregressive import draft_chain
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Draft `k` tokens with the draft model; the rule that verifies."""
+    """Draft up to `k` tokens with the draft model; the rule that verifies; how many to draft."""
 
     k: int = 4
     verify: Literal["rejection", "exact"] = "rejection"
+    policy: PolicySpec = "fixed"
 
     def __post_init__(self) -> None:
         """Refuse a draft of nothing."""
@@ -74,8 +76,11 @@ class ModelDrafter:
         starts = [self.held[row] for row in rows]
         for row in rows:
             self.held[row] = len(context.tokens[row])
-        self.drafted = context.limits
-        return draft_chain(self.runner, context, missing, starts, vocab=self.vocab, home=self.target.device)
+        proposal = draft_chain(
+            self.runner, context, missing, starts, vocab=self.vocab, home=self.target.device
+        )
+        self.drafted = proposal.offered
+        return proposal
 
     def _readable(self, tokens: list[int]) -> list[int]:
         """Replace ids beyond the draft's vocabulary: whatever it reads there, q is the law it draws from."""
@@ -117,4 +122,4 @@ def build(options: Options, name: str, resources: Resources) -> Strategy:
     rule = RULES[options.verify]()
     runner = ModelRunner(resources.draft_model, SlotCache(resources.rows, resources.width))
     drafter = ModelDrafter(runner, target=resources.target, weights=resources.draft_weights)
-    return Strategy(name, drafter, rule, Fixed(options.k), lossless=rule.lossless)
+    return Strategy(name, drafter, rule, length_policy(options.policy, options.k), lossless=rule.lossless)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from specbench.decoding.verification import RULES, Proposal
 from specbench.errors import IncompatibleError
-from specbench.policies.fixed import Fixed
+from specbench.policies import length_policy
+from specbench.registry import PolicySpec
 from specbench.runtime.protocols import DraftContext, DraftMemory, Resources, Strategy
 from specbench.runtime.runner import ModelRunner, decoder_layers
 from specbench.strategies._autoregressive import draft_chain
@@ -24,11 +25,12 @@ from specbench.strategies._autoregressive import draft_chain
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Draft `k` tokens with the first `layers` layers; the rule that verifies."""
+    """Draft up to `k` tokens with the first `layers` layers; the rule that verifies; how many to draft."""
 
     layers: int = 8
     k: int = 3
     verify: Literal["rejection", "exact"] = "rejection"
+    policy: PolicySpec = "fixed"
 
     def __post_init__(self) -> None:
         """Refuse values that draft nothing."""
@@ -88,4 +90,4 @@ def build(options: Options, name: str, resources: Resources) -> Strategy:
         )
     rule = RULES[options.verify]()
     drafter = EarlyExitDrafter(resources.target, options.layers)
-    return Strategy(name, drafter, rule, Fixed(options.k), lossless=rule.lossless)
+    return Strategy(name, drafter, rule, length_policy(options.policy, options.k), lossless=rule.lossless)
