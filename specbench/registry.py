@@ -3,6 +3,8 @@
 A file's stem is the name users type, underscores as hyphens. A module declares a frozen dataclass
 `Options` (its `key=value` options, their types and defaults) and a function `build`. Packages elsewhere
 add names through the entry point groups `specbench.strategies`, `specbench.policies`, `specbench.engines`.
+
+An option may itself be the spec of another kind, written with brackets: `draft:k=4,policy=ema(warmup=20)`.
 """
 
 from __future__ import annotations
@@ -15,44 +17,81 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from specbench.errors import UsageError, did_you_mean
 
 KINDS = {"strategy": "strategies", "policy": "policies", "engine": "engines", "fault": "audit/faults"}
 
+PolicySpec = Annotated[str, "policy"]
+"""The type of an option that is the spec of a length policy: `name` or `name(key=value,...)`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A configuration as users write it: `name:key=value,...`, kept as one string everywhere."""
+    """A configuration as users write it, kept as one string everywhere.
+
+    It is `name:key=value,...`, or inside of another one `name(key=value,...)`: then `nested`.
+    """
 
     name: str
     options: Mapping[str, str]
+    nested: bool = False
 
     def __str__(self) -> str:
         """Return the string this was parsed from, options in the order given."""
         if not self.options:
             return self.name
-        return self.name + ":" + ",".join(f"{key}={value}" for key, value in self.options.items())
+        inner = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}({inner})" if self.nested else f"{self.name}:{inner}"
 
 
 def parse(text: str) -> Spec:
-    """Parse `name:key=value,key=value`."""
+    """Parse `name:key=value,key=value`; what stands in brackets is part of a value."""
     name, colon, rest = text.strip().partition(":")
+    if not name:
+        raise UsageError(f"'{text}' names nothing: expected name or name:key=value,...")
+    example = "write options as name:key=value,key=value, for example ngram:k=5,max=4"
+    return Spec(name, _pairs(rest, text, example) if colon else {})
+
+
+def parse_nested(text: str) -> Spec:
+    """Parse `name` or `name(key=value,key=value)`, the value of an option that is itself a spec."""
+    name, bracket, rest = text.strip().partition("(")
+    example = "write name or name(key=value,key=value), for example policy=ema(warmup=20)"
+    inner = rest.removesuffix(")")
+    if not name or (bracket and inner == rest) or set(name) & set(":=,)"):
+        raise UsageError(f"cannot read '{text}': expected name or name(key=value,...)", hint=example)
+    return Spec(name, _pairs(inner, text, example) if inner else {}, nested=True)
+
+
+def _pairs(inner: str, text: str, example: str) -> dict[str, str]:
+    """Read `key=value,key=value`, a part of `text`."""
     options: dict[str, str] = {}
-    for part in rest.split(",") if colon else []:
+    for part in _split(inner, text, example):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not (key and equals and value):
-            raise UsageError(
-                f"cannot read '{part}' in '{text}': expected key=value",
-                hint="write options as name:key=value,key=value, for example ngram:k=5,max=4",
-            )
+            raise UsageError(f"cannot read '{part}' in '{text}': expected key=value", hint=example)
         if key in options:
             raise UsageError(f"option '{key}' is given twice in '{text}'")
         options[key] = value
-    if not name:
-        raise UsageError(f"'{text}' names nothing: expected name or name:key=value,...")
-    return Spec(name, options)
+    return options
+
+
+def _split(inner: str, text: str, example: str) -> list[str]:
+    """Split at the commas that stand outside of brackets."""
+    parts, depth = [""], 0
+    for character in inner:
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            break
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    if depth:
+        raise UsageError(f"the brackets in '{text}' do not match", hint=example)
+    return parts
 
 
 def names(kind: str) -> list[str]:
@@ -89,7 +128,7 @@ def module(kind: str, name: str) -> types.ModuleType:
 def options(kind: str, spec: Spec) -> Any:
     """Build the `Options` of a spec, converting each value to its declared type."""
     cls = module(kind, spec.name).Options
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     known = {field.name: field for field in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     for key, text in spec.options.items():
@@ -119,6 +158,9 @@ def _required(field: dataclasses.Field[Any]) -> bool:
 
 def _convert(kind: str, spec: Spec, key: str, text: str, hint: Any) -> Any:
     choices = typing.get_args(hint)
+    if hint == PolicySpec:
+        options("policy", parse_nested(text))  # raises, with the near miss, where something is unknown
+        return text
     if typing.get_origin(hint) is typing.Literal:
         if text not in choices:
             raise UsageError(

@@ -23,6 +23,7 @@ from specbench.records import SamplingParams, Schedule
 from specbench.runtime.cache import SlotCache
 from specbench.runtime.protocols import DraftContext
 from specbench.runtime.runner import ModelRunner
+from specbench.strategies._vocabulary import DraftVocabulary
 from specbench.strategies.draft import ModelDrafter, Options
 
 Slotted = Callable[[str], Any]
@@ -35,7 +36,9 @@ class Drafting:
         self.model, self.plain = model, plain
         self.params = SamplingParams(temperature=temperature)
         target = ModelRunner(model, SlotCache(1, 1))
-        self.drafter = ModelDrafter(ModelRunner(model, SlotCache(5, 80)), target=target, weights=0)
+        runner = ModelRunner(model, SlotCache(5, 80))
+        vocabulary = DraftVocabulary(target.vocab, runner.vocab_read)
+        self.drafter = ModelDrafter(runner, vocabulary, home=target.device, weights=0)
         self.random = random.Random(seed)
         self.texts: list[list[int]] = []
         self.round = 0

@@ -49,7 +49,9 @@ def list_(
         return
     if not entries:
         typer.echo(f"no {kind} found", err=True)
-    calls = [entry.name + (f":{entry.options}" if entry.options else "") for entry in entries]
+    # Policies are written inside of a strategy: draft:k=4,policy=ema(warmup=20).
+    before, after = ("(", ")") if kind == "policies" else (":", "")
+    calls = [entry.name + (f"{before}{entry.options}{after}" if entry.options else "") for entry in entries]
     width = max(map(len, calls), default=0)
     for call, entry in zip(calls, entries, strict=True):
         typer.echo(f"{call:<{width}}  {entry.summary}".rstrip())

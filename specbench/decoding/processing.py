@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.distribution import Distribution
+from specbench.errors import UsageError
 from specbench.records import SamplingParams
 
 _NUCLEUS_GUESS = 512
@@ -230,6 +231,11 @@ def process(
             scores = step(scores, sampling, history)  # type: ignore[arg-type]
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
+    if constrained and bool((scores.amax(-1) == -torch.inf).any()):
+        raise UsageError(
+            "bad words, biases or a grammar leave no token to sample",
+            hint="loosen them: each of them holds at every position",
+        )
     likeliest = scores.argmax(-1)
     if sampling.all_greedy:
         return Distribution.point(likeliest)

@@ -1,22 +1,15 @@
-"""Always the same draft length."""
+"""Always the same draft length: the strategy's `k`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbench.runtime.protocols import BatchView, StepView
+from specbench.runtime.protocols import BatchView, LengthPolicy, StepView
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the policy."""
-
-    k: int = 4
-
-    def __post_init__(self) -> None:
-        """Refuse a length that drafts nothing."""
-        if self.k < 1:
-            raise ValueError(f"k={self.k}; a draft has at least 1 token")
+    """The length is the strategy's `k`; there is nothing else to choose."""
 
 
 class Fixed:
@@ -25,7 +18,10 @@ class Fixed:
     stop_below = 0.0
 
     def __init__(self, k: int) -> None:
-        self.max_length = Options(k).k
+        self.max_length = k
+
+    def reset(self) -> None:
+        """Nothing was learnt."""
 
     def choose(self, view: BatchView) -> list[int]:
         """Return k for each row."""
@@ -33,3 +29,9 @@ class Fixed:
 
     def observe(self, step: StepView) -> None:
         """Learn nothing."""
+
+
+def build(options: Options, k: int) -> LengthPolicy:
+    """Build the policy."""
+    del options
+    return Fixed(k)

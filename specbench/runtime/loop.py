@@ -190,6 +190,7 @@ class StepLoop:
                 hint="raise the rows of the engine, or ask for fewer samples",
             )
         self._record_drafts = schedule.record_drafts
+        self.strategy.policy.reset()
         source = _Arrivals(schedule)
         try:
             while True:

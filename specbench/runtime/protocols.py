@@ -23,7 +23,8 @@ class DraftContext:
     `limits[b]` the longest run it may
     draft (the depth of a tree), 0 for none: budget and context are already accounted for. `slots[b]` is how
     many nodes there is room for. `stop_below`: after a drafted token whose own probability under the law it
-    was drawn from is below this, a row drafts no more; the token is kept (dropping it would bias).
+    was drawn from (where that is certain at temperature 0, under the draft's softmax) is below this, a row
+    drafts no more; the token is kept (dropping it would bias).
     """
 
     tokens: Sequence[list[int]]
@@ -115,11 +116,16 @@ class StepView:
 class LengthPolicy(Protocol):
     """Chooses how many tokens to draft, from what was known before the draw.
 
-    `max_length` is the most it ever chooses; `stop_below` becomes `DraftContext.stop_below`.
+    Past acceptances and batch sizes may decide, never a token about to be drafted. `max_length` is the most
+    it ever chooses; `stop_below` becomes `DraftContext.stop_below`.
     """
 
     max_length: int
     stop_below: float
+
+    def reset(self) -> None:
+        """Forget everything: a schedule begins, and must not depend on the ones before it."""
+        ...
 
     def choose(self, view: BatchView) -> list[int]:
         """Return the draft length of each row."""

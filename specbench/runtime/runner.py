@@ -86,6 +86,7 @@ class ModelRunner:
             self._window = None
         self._mask_by_kind = "sliding_attention" in self._mask_kinds
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
+        self.vocab_read = int(model.get_input_embeddings().weight.shape[0])
         self.max_context: int | None = getattr(text, "max_position_embeddings", None)
 
     def first_layers(self, num_layers: int) -> ModelRunner:

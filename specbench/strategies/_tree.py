@@ -20,6 +20,7 @@ from specbench.decoding.verification import Proposal
 from specbench.runtime.grammar import unpack, window_masks
 from specbench.runtime.protocols import DraftContext
 from specbench.runtime.runner import ModelRunner, TreeWindow
+from specbench.strategies._vocabulary import DraftVocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def draft_tree(
     starts: Sequence[int],
     *,
     shape: TreeShape,
-    vocab: int,
+    vocabulary: DraftVocabulary,
     home: torch.device,
 ) -> Proposal:
     """Draft a tree of fixed shape per row, cut to whole levels where budget or context are short.
@@ -92,7 +93,7 @@ def draft_tree(
     the next sibling is the likeliest token not yet taken, and q the point mass on it. For the other
     arguments see `draft_chain`; the draft's cache holds nothing of the tree afterwards.
     """
-    device = runner.device
+    device, vocab = runner.device, vocabulary.target
     batch = len(context.tokens)
     sampling = context.sampling.to(device)
     uniform = context.random.to(device).uniform(Purpose.DRAFT, shape.num)
@@ -114,12 +115,13 @@ def draft_tree(
         drawn = [node for node, parent in enumerate(shape.parents) if parent in frontier]
         rows = torch.tensor([node + 1 for node in frontier], device=device)
         history = context.history(tokens, follows[:, rows])
-        allowed = _allowed(context, tokens, shape.parents[: drawn[0]], frontier, vocab, device)
-        law = process(logits[..., :vocab], sampling, history, allowed)
+        scores = vocabulary.logits(logits)
+        allowed = _allowed(context, tokens, shape.parents[: drawn[0]], frontier, scores)
+        law = process(scores, sampling, history, allowed)
         places = [frontier.index(shape.parents[node]) for node in drawn]
         level, level_laws = _siblings(
             law,
-            logits[..., :vocab],
+            scores,
             places,
             [shape.ranks[node] for node in drawn],
             uniform[:, drawn],
@@ -139,7 +141,7 @@ def draft_tree(
         visible = follows[:, [node + 1 for node in frontier]][..., area]
         depths = torch.tensor([shape.depths[node] - 1 for node in expanded], device=device)
         logits = runner.forward(
-            tokens[:, frontier],
+            vocabulary.read_drafts(tokens[:, frontier]),
             [slot + offset for slot in held],
             [flag * len(frontier) for flag in wanted],
             tree=TreeWindow(depths.expand(batch, -1), visible, offset),
@@ -160,19 +162,23 @@ def _allowed(
     tokens: Tensor,
     parents: Sequence[int],
     frontier: Sequence[int],
-    vocab: int,
-    device: torch.device,
+    scores: Tensor,
 ) -> Tensor | None:
-    """Return what grammars allow under each node of the frontier, `[B, F, V]`; None without any."""
+    """Return what grammars allow under each node of the frontier, `[B, F, V']`; None without any.
+
+    Where the draft has no allowed token everything is: verification will refuse whatever comes.
+    """
     if context.matchers is None:
         return None
-    allowed = torch.ones(len(tokens), len(frontier), vocab, dtype=torch.bool)
+    allowed = torch.ones_like(scores, dtype=torch.bool)
     nodes = tokens[:, : len(parents)].tolist()
     for row, matcher in enumerate(context.matchers):
         if matcher is not None:
             _, bits = window_masks(matcher, nodes[row], parents)
-            allowed[row] = unpack(bits[[node + 1 for node in frontier]], vocab)
-    return allowed.to(device)
+            rows = unpack(bits[[node + 1 for node in frontier]], scores.shape[-1])
+            allowed[row] = rows.to(scores.device)
+    possible = (allowed & (scores > -torch.inf)).any(-1, keepdim=True)
+    return allowed | ~possible
 
 
 def _siblings(

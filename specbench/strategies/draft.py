@@ -9,17 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from specbench.decoding.padding import padded
 from specbench.decoding.verification import RULES, Proposal
 from specbench.errors import IncompatibleError
-from specbench.policies.fixed import Fixed
+from specbench.policies import length_policy
+from specbench.registry import PolicySpec
 from specbench.runtime.cache import SlotCache
 from specbench.runtime.protocols import DraftContext, DraftMemory, Resources, Strategy
 from specbench.runtime.runner import ModelRunner
 from specbench.strategies._autoregressive import draft_chain
 from specbench.strategies._tree import TreeShape, draft_tree
+from specbench.strategies._vocabulary import DraftVocabulary
 
 MOST_NODES = 60
 """The largest tree: every node is a row of the target's forward, and needs a slot."""
@@ -27,7 +30,7 @@ MOST_NODES = 60
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Draft `k` tokens with the draft model; the rule that verifies.
+    """Draft up to `k` tokens with the draft model; the rule that verifies; how many to draft.
 
     With `topk` above 1 a tree: so many children everywhere, `depth` levels (0: k), cut to its `nodes` most
     promising nodes (0: all).
@@ -35,6 +38,7 @@ class Options:
 
     k: int = 4
     verify: Literal["rejection", "exact"] = "rejection"
+    policy: PolicySpec = "fixed"
     topk: int = 1
     depth: int = 0
     nodes: int = 0
@@ -73,13 +77,18 @@ class ModelDrafter:
     shares_target_cache: ClassVar[bool] = False
 
     def __init__(
-        self, runner: ModelRunner, *, target: ModelRunner, weights: int, shape: TreeShape | None = None
+        self,
+        runner: ModelRunner,
+        vocabulary: DraftVocabulary,
+        *,
+        home: torch.device,
+        weights: int,
+        shape: TreeShape | None = None,
     ) -> None:
         self.runner = runner
         self.runners: Sequence[ModelRunner] = (runner,)
-        self.target = target
-        self.vocab = target.vocab
-        self.readable = int(runner.model.get_input_embeddings().weight.shape[0])
+        self.vocabulary = vocabulary
+        self.home = home
         self.weights = weights
         self.shape = shape
         self.held: dict[int, int] = {}
@@ -91,7 +100,7 @@ class ModelDrafter:
         counts = [len(prompt) for prompt in prompts]
         # No logits are wanted, but a model must be asked for some: one position.
         self.runner.forward(
-            padded([self._readable(prompt) for prompt in prompts], self.runner.device),
+            padded([self.vocabulary.read(prompt) for prompt in prompts], self.runner.device),
             [0] * len(prompts),
             counts,
             first_row=first_row,
@@ -102,7 +111,7 @@ class ModelDrafter:
     def propose(self, context: DraftContext) -> Proposal:
         """Catch up with what was committed, then draft."""
         rows = range(len(context.tokens))
-        missing = [self._readable(context.tokens[row][self.held[row] :]) for row in rows]
+        missing = [self.vocabulary.read(context.tokens[row][self.held[row] :]) for row in rows]
         starts = [self.held[row] for row in rows]
         for row in rows:
             self.held[row] = len(context.tokens[row])
@@ -115,17 +124,14 @@ class ModelDrafter:
                 missing,
                 starts,
                 shape=self.shape,
-                vocab=self.vocab,
-                home=self.target.device,
+                vocabulary=self.vocabulary,
+                home=self.home,
             )
-        self.drafted = context.limits
-        return draft_chain(self.runner, context, missing, starts, vocab=self.vocab, home=self.target.device)
-
-    def _readable(self, tokens: list[int]) -> list[int]:
-        """Replace ids beyond the draft's vocabulary: whatever it reads there, q is the law it draws from."""
-        if self.readable >= self.vocab:
-            return tokens
-        return [token if token < self.readable else 0 for token in tokens]
+        proposal = draft_chain(
+            self.runner, context, missing, starts, vocabulary=self.vocabulary, home=self.home
+        )
+        self.drafted = proposal.offered
+        return proposal
 
     def commit(self, accepted: Sequence[int], features: dict[int, Tensor]) -> None:
         """Keep the slots of accepted tokens; the last drafted token was never run through the draft."""
@@ -161,7 +167,22 @@ def build(options: Options, name: str, resources: Resources) -> Strategy:
     rule = RULES[options.verify]()
     runner = ModelRunner(resources.draft_model, SlotCache(resources.rows, resources.width))
     shape = options.shape
-    drafter = ModelDrafter(runner, target=resources.target, weights=resources.draft_weights, shape=shape)
-    if shape is None:
-        return Strategy(name, drafter, rule, Fixed(options.k), lossless=rule.lossless)
-    return Strategy(name, drafter, rule, Fixed(shape.depth), lossless=rule.lossless, max_nodes=shape.num)
+    vocabulary = DraftVocabulary(
+        resources.target.vocab, runner.vocab_read, resources.draft_ids, device=runner.device
+    )
+    drafter = ModelDrafter(
+        runner,
+        vocabulary,
+        home=resources.target.device,
+        weights=resources.draft_weights,
+        shape=shape,
+    )
+    longest = options.k if shape is None else shape.depth
+    return Strategy(
+        name,
+        drafter,
+        rule,
+        length_policy(options.policy, longest),
+        lossless=rule.lossless,
+        max_nodes=0 if shape is None else shape.num,
+    )

@@ -16,19 +16,22 @@ from torch import Tensor
 
 from specbench.decoding.verification import RULES, Proposal
 from specbench.errors import IncompatibleError
-from specbench.policies.fixed import Fixed
+from specbench.policies import length_policy
+from specbench.registry import PolicySpec
 from specbench.runtime.protocols import DraftContext, DraftMemory, Resources, Strategy
 from specbench.runtime.runner import ModelRunner, decoder_layers
 from specbench.strategies._autoregressive import draft_chain
+from specbench.strategies._vocabulary import DraftVocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Draft `k` tokens with the first `layers` layers; the rule that verifies."""
+    """Draft up to `k` tokens with the first `layers` layers; the rule that verifies; how many to draft."""
 
     layers: int = 8
     k: int = 3
     verify: Literal["rejection", "exact"] = "rejection"
+    policy: PolicySpec = "fixed"
 
     def __post_init__(self) -> None:
         """Refuse values that draft nothing."""
@@ -47,7 +50,7 @@ class EarlyExitDrafter:
     def __init__(self, target: ModelRunner, layers: int) -> None:
         self.runner = target.first_layers(layers)
         self.runners: Sequence[ModelRunner] = (self.runner,)
-        self.vocab = target.vocab
+        self.vocabulary = DraftVocabulary(target.vocab, target.vocab)
 
     def prefill(self, first_row: int, prompts: Sequence[list[int]], features: dict[int, Tensor]) -> None:
         """Nothing to do: the target's prefill filled the shared layers."""
@@ -59,7 +62,7 @@ class EarlyExitDrafter:
             context,
             missing=[tokens[-1:] for tokens in context.tokens],
             starts=[len(tokens) - 1 for tokens in context.tokens],
-            vocab=self.vocab,
+            vocabulary=self.vocabulary,
             home=self.runner.device,
         )
 
@@ -88,4 +91,4 @@ def build(options: Options, name: str, resources: Resources) -> Strategy:
         )
     rule = RULES[options.verify]()
     drafter = EarlyExitDrafter(resources.target, options.layers)
-    return Strategy(name, drafter, rule, Fixed(options.k), lossless=rule.lossless)
+    return Strategy(name, drafter, rule, length_policy(options.policy, options.k), lossless=rule.lossless)

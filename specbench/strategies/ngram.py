@@ -13,19 +13,21 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from specbench.decoding.verification import RULES, Proposal
-from specbench.policies.fixed import Fixed
+from specbench.policies import length_policy
+from specbench.registry import PolicySpec
 from specbench.runtime.protocols import DraftContext, DraftMemory, Resources, Strategy
 from specbench.runtime.runner import ModelRunner
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`k` tokens at most; suffixes of `min` to `max` tokens; the rule that verifies."""
+    """`k` tokens at most; suffixes of `min` to `max` tokens; the rule that verifies; how many to draft."""
 
     k: int = 4
     min: int = 2
     max: int = 4
     verify: Literal["rejection", "exact"] = "rejection"
+    policy: PolicySpec = "fixed"
 
     def __post_init__(self) -> None:
         """Refuse lengths that match nothing."""
@@ -116,4 +118,4 @@ def build(options: Options, name: str, resources: Resources) -> Strategy:
     """Build the strategy."""
     rule = RULES[options.verify]()
     drafter = NgramDrafter(options, resources.target.device)
-    return Strategy(name, drafter, rule, Fixed(options.k), lossless=rule.lossless)
+    return Strategy(name, drafter, rule, length_policy(options.policy, options.k), lossless=rule.lossless)
