@@ -22,7 +22,7 @@ from tiny_models import CONTEXT, VOCAB, Served, build, collect, copied, greedy, 
 from specbench import registry
 from specbench.audit.chi_squared import judge
 from specbench.audit.reference import Oracle
-from specbench.decoding.verification import Proposal
+from specbench.decoding.verification import RULES, Proposal
 from specbench.engines.local import LocalEngine
 from specbench.errors import IncompatibleError
 from specbench.records import Request, SamplingParams, Schedule
@@ -349,7 +349,7 @@ def test_every_strategy_is_here() -> None:
     assert "ordinary" in SPECS
     for name in ("draft", "ngram", "early-exit"):
         rules = {spec.rpartition("verify=")[2] for spec in SPECS if spec.startswith(f"{name}:")}
-        assert rules == {"rejection", "exact"}
+        assert rules == set(RULES)
 
 
 def test_a_new_strategy_is_found_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
 from specbench.decoding.padding import padded
-from specbench.decoding.verification import RULES, Proposal
+from specbench.decoding.verification import RULES, Proposal, RuleName
 from specbench.errors import IncompatibleError
 from specbench.policies.fixed import Fixed
 from specbench.runtime.cache import SlotCache
@@ -26,7 +26,7 @@ class Options:
     """Draft `k` tokens with the draft model; the rule that verifies."""
 
     k: int = 4
-    verify: Literal["rejection", "exact"] = "rejection"
+    verify: RuleName = "rejection"
 
     def __post_init__(self) -> None:
         """Refuse a draft of nothing."""
