@@ -101,7 +101,7 @@ def tree_rounds(
     walk, law = rule.walk(target, Proposal.trees(tokens, parents, offered, law_of_draft), coins)
     next_law = law.to_dense(vocab, torch.float64)
     emission = weight[:, None] * next_law / next_law.sum(1, keepdim=True)
-    emitted = []
+    emitted: list[list[Tensor]] = []
     for shape in range(len(shapes)):
         emitted.append([])
         for n in range(len(shapes[shape]) + 1):
