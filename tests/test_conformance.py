@@ -22,7 +22,7 @@ from tiny_models import CONTEXT, VOCAB, Served, build, collect, copied, greedy, 
 from specbench import registry
 from specbench.audit.chi_squared import judge
 from specbench.audit.reference import Oracle
-from specbench.decoding.verification import Proposal
+from specbench.decoding.verification import RULES, Proposal
 from specbench.engines.local import LocalEngine
 from specbench.errors import IncompatibleError
 from specbench.policies.ema import Ema
@@ -40,6 +40,10 @@ POLICIES = {
 """How policies are written where their defaults would not change a length within a few steps."""
 
 
+TREES = {"draft": ("topk=2,depth=3", "topk=3,depth=3,nodes=7")}
+"""How strategies are asked for trees."""
+
+
 def specs() -> list[str]:
     """Return every strategy with every rule and every policy, as users would write it."""
     found = []
@@ -55,6 +59,8 @@ def specs() -> list[str]:
             for policy in sorted(set(registry.names("policy")) - {known["policy"]}):
                 chosen = [*small, f"policy={POLICIES.get(policy, policy)}", f"verify={known['verify']}"]
                 found.append(f"{name}:{','.join(chosen)}")
+        for tree in TREES.get(name, ()):
+            found += [f"{name}:{tree},verify={rule}" for rule in RULES if RULES[rule].judges_trees]
     return found
 
 
@@ -377,7 +383,7 @@ def test_every_strategy_is_here() -> None:
     assert "ordinary" in SPECS
     for name in ("draft", "ngram", "early-exit"):
         mine = [spec for spec in SPECS if spec.startswith(f"{name}:")]
-        assert {spec.rpartition("verify=")[2] for spec in mine} == {"rejection", "exact"}
+        assert {spec.rpartition("verify=")[2] for spec in mine if "verify=" in spec} == set(RULES)
         policies = {spec.partition("policy=")[2].partition("(")[0] for spec in mine} - {""}
         assert policies == set(registry.names("policy")) - {"fixed"}
 

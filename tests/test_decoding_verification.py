@@ -1,10 +1,12 @@
-"""The two lossless rules, held against exact laws: everything they can do is added up, nothing is sampled."""
+"""The lossless rules on chains, held against exact laws: all they can do is added up, nothing is sampled.
+
+Trees, block verification and the lossy rules have files of their own, `test_rules_*.py`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import typing
 
-import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,8 +16,17 @@ from specbench.audit.faults.residual_from_p import ResidualFromP
 from specbench.decoding.distribution import Distribution, residual
 from specbench.decoding.processing import SamplingTensors, process
 from specbench.decoding.random_numbers import Purpose, RoundRandom, stream_keys
-from specbench.decoding.verification import RULES, ExactMatch, Proposal, RejectionSampling, Rule
+from specbench.decoding.verification import (
+    RULES,
+    BlockVerification,
+    ExactMatch,
+    Proposal,
+    RejectionSampling,
+    Rule,
+    RuleName,
+)
 from specbench.records import Request, SamplingParams
+from tests.tables import Scripted, table, tables
 from tests.toy import (
     Toy,
     chain_rounds,
@@ -35,23 +46,6 @@ EXACT = 1e-12
 REJECTION = RejectionSampling()
 
 
-@dataclass(frozen=True)
-class Scripted:
-    """Uniforms by purpose, `[B, num]`, in place of a `RoundRandom`."""
-
-    numbers: dict[Purpose, Tensor]
-
-    def uniform(self, purpose: Purpose, num: int, *, by_round: bool = True) -> Tensor:
-        """Return the numbers of that purpose."""
-        numbers = self.numbers[purpose]
-        assert numbers.shape[1] == num
-        return numbers
-
-
-def table(*rows: list[float]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
 def chain(tokens: list[int], q: Tensor) -> Proposal:
     """Offer one chain drawn from the rows of q."""
     return Proposal.chains(torch.tensor([tokens]), [len(tokens)], Distribution.dense(q[None]))
@@ -59,46 +53,6 @@ def chain(tokens: list[int], q: Tensor) -> Proposal:
 
 def coins(*values: float) -> Tensor:
     return torch.tensor([values], dtype=torch.float64)
-
-
-# Random tables. Integer weights, so that equal probabilities are equal to the last bit.
-
-
-@st.composite
-def laws(draw: st.DrawFn, vocab: int, support: list[int]) -> list[float]:
-    """Draw a law on a part of the vocabulary: uneven, with zeros, or a point mass."""
-    weights = [0] * vocab
-    if draw(st.booleans()):
-        for token in support:
-            weights[token] = draw(st.integers(0, 9))
-    if sum(weights) == 0:
-        weights[draw(st.sampled_from(support))] = 1
-    return [weight / sum(weights) for weight in weights]
-
-
-@st.composite
-def tables(draw: st.DrawFn, most: int = 5) -> tuple[Tensor, Tensor, int]:
-    """Draw (p, q, k): two tables `[V, V, V]` in which row (a, b) follows a context that ends in a, b."""
-    vocab = draw(st.integers(2, most))
-    k = draw(st.integers(0, 3))
-    everything = list(range(vocab))
-
-    def pair() -> tuple[list[float], list[float]]:
-        kind = draw(st.sampled_from(["any", "equal", "disjoint"]))
-        if kind == "disjoint":
-            cut = draw(st.integers(1, vocab - 1))
-            order = draw(st.permutations(everything))
-            return draw(laws(vocab, order[:cut])), draw(laws(vocab, order[cut:]))
-        p = draw(laws(vocab, everything))
-        return p, p if kind == "equal" else draw(laws(vocab, everything))
-
-    pairs = [pair() for _ in range(draw(st.integers(2, 6)))]
-    # Each context picks one of the pairs: rows differ, and a row out of place shows.
-    picks = torch.tensor(
-        draw(st.lists(st.integers(0, len(pairs) - 1), min_size=vocab**2, max_size=vocab**2))
-    ).reshape(vocab, vocab)
-    p, q = (table(*rows)[picks] for rows in zip(*pairs, strict=True))
-    return p, q, k
 
 
 # Losslessness
@@ -302,12 +256,20 @@ def test_with_nothing_offered_the_next_token_is_the_targets(rule: type[Rule]) ->
     p = Distribution.dense(table([0.2, 0.5, 0.3])[None])
     random = RoundRandom(stream_keys([7]), torch.tensor([4]), torch.tensor([2]))
     outcome = rule().verify(p, Proposal.empty(1), random)
-    number = random.uniform(Purpose.TARGET, 1, by_round=rule is RejectionSampling)
+    by_round = rule in (RejectionSampling, BlockVerification)
+    number = random.uniform(Purpose.TARGET, 1, by_round=by_round)
     assert (outcome.accepted.tolist(), outcome.rejected.tolist()) == ([0], [False])
     assert outcome.next_token.tolist() == p.sample(number)[0].tolist()
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_every_rule_has_its_name() -> None:
+    """The names that strategies offer, the table of rules and the rules' own names are the same."""
+    assert typing.get_args(RuleName) == tuple(RULES)
+    assert [rule.name for rule in RULES.values()] == list(RULES)
+    assert [name for name, rule in RULES.items() if not rule.lossless] == ["typical", "threshold", "top-k"]
+
+
+@pytest.mark.parametrize("rule", [r for n, r in RULES.items() if n not in ("rejection", "exact")])
 def test_a_tree_is_refused(rule: type[Rule]) -> None:
     """Rules for chains raise ValueError on a tree instead of misreading it."""
     tokens = torch.tensor([[0, 1]])
@@ -420,9 +382,9 @@ def test_only_rejection_sampling_decides_a_position_anew_in_each_round() -> None
     outcome = REJECTION.verify(p, proposal, random)
     for kind in (outcome.rejected, ~outcome.rejected):
         assert kind.double().mean() > 0.4
-        assert outcome.next_token[kind].unique().numel() > 1
+        assert len(set(outcome.next_token[kind].tolist())) > 1
     same = ExactMatch().verify(p, proposal, random)
-    assert same.accepted.unique().numel() == same.next_token.unique().numel() == 1
+    assert len(set(same.accepted.tolist())) == len(set(same.next_token.tolist())) == 1
 
 
 def requests_of_a_mixed_batch() -> list[Request]:

@@ -117,7 +117,7 @@ def test_each_regime_accepts_as_much_as_its_name_says(regime: str) -> None:
 
 
 @pytest.mark.parametrize("regime", DRAFTS)
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule.lossless], ids=lambda r: r.name)
 def test_a_lossless_rule_raises_no_alarm(rule: type[Rule], regime: str) -> None:
     """At twenty fixed seeds, the check does not reject, although it would find a distance of .12."""
     results = [audit(rule(), DRAFTS[regime], seed) for seed in range(20)]

@@ -62,6 +62,51 @@ class Distribution:
         assert self.tokens is not None
         return Distribution.point(self.tokens.narrow(1, start, length))
 
+    @classmethod
+    def stack(cls, *rows: Distribution) -> Distribution:
+        """Make `[B, R]` of R batches of distributions `[B]` of one form."""
+        probs = [row.probs for row in rows if row.probs is not None]
+        if probs:
+            return cls.dense(torch.stack(probs, 1))
+        return cls.point(torch.stack([row.tokens for row in rows if row.tokens is not None], 1))
+
+    def where(self, condition: Tensor, other: Distribution) -> Distribution:
+        """Take these where the condition `[B]` holds, else the others, of the same form, `[B]`."""
+        if self.probs is not None and other.probs is not None:
+            return Distribution.dense(torch.where(condition[:, None], self.probs, other.probs))
+        assert self.tokens is not None
+        assert other.tokens is not None
+        return Distribution.point(torch.where(condition, self.tokens, other.tokens))
+
+    def scaled(self, weight: Tensor) -> Distribution:
+        """Multiply by a positive weight `[...]`; a point mass stays as it is, for it means the same."""
+        if self.probs is None:
+            return self
+        return Distribution.dense(self.probs * weight[..., None].to(self.probs.dtype))
+
+    def normalised(self) -> Distribution:
+        """Turn weights into probabilities."""
+        if self.probs is None:
+            return self
+        return Distribution.dense(self.probs / self.probs.sum(-1, keepdim=True))
+
+    def entropy(self) -> Tensor:
+        """Return the Shannon entropy in nats, `[...]`."""
+        if self.probs is not None:
+            return -torch.xlogy(self.probs, self.probs).sum(-1)
+        assert self.tokens is not None
+        return torch.zeros_like(self.tokens, dtype=torch.float64)
+
+    def rank_of(self, tokens: Tensor) -> Tensor:
+        """Return how many ids are more likely than `tokens` `[...]`, or as likely and lower."""
+        if self.probs is not None:
+            probs, ids = self.probs, torch.arange(self.probs.shape[-1], device=tokens.device)
+            own = self.prob_of(tokens)[..., None]
+            return ((probs > own) | ((probs == own) & (ids < tokens[..., None]))).sum(-1)
+        assert self.tokens is not None
+        lower = tokens + (self.tokens > tokens)  # the certain token comes first, the others by id
+        return torch.where(self.tokens == tokens, 0, lower)
+
     def to_dense(self, vocab: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return probabilities `[..., V]`, spelling point masses out."""
         if self.probs is not None:
@@ -105,3 +150,20 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
         weights = (p.probs - q.probs).clamp_min(0.0)
     empty = weights.sum(-1, keepdim=True) <= 0
     return Distribution.dense(torch.where(empty, p.probs, weights))
+
+
+def excess(p: Distribution, q: Distribution, scale: Tensor) -> Tensor:
+    """Return the sum of max(scale p - q, 0) over the vocabulary, for distributions `[...]`, as float64.
+
+    `scale` `[...]` is at most 1.
+    """
+    if p.tokens is not None:
+        return (scale - q.prob_of(p.tokens)).clamp_min(0.0)
+    scaled = p.scaled(scale).probs
+    assert scaled is not None
+    if q.tokens is not None:
+        difference = scaled.scatter(-1, q.tokens[..., None], 0.0)
+    else:
+        assert q.probs is not None
+        difference = (scaled - q.probs).clamp_min(0.0)
+    return difference.sum(-1, dtype=torch.float64)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.padding import padded
-from specbench.decoding.verification import RULES, Proposal
+from specbench.decoding.verification import RULES, Proposal, RuleName
 from specbench.errors import IncompatibleError
 from specbench.policies import length_policy
 from specbench.registry import PolicySpec
@@ -37,7 +37,7 @@ class Options:
     """
 
     k: int = 4
-    verify: Literal["rejection", "exact"] = "rejection"
+    verify: RuleName = "rejection"
     policy: PolicySpec = "fixed"
     topk: int = 1
     depth: int = 0
@@ -58,6 +58,8 @@ class Options:
             raise ValueError(
                 f"topk={self.topk}, depth={levels} is a tree of more than {MOST_NODES} nodes; give nodes=N"
             )
+        if self.topk > 1 and not RULES[self.verify].judges_trees:
+            raise ValueError(f"verify={self.verify} judges chains; for a tree use rejection or exact")
         if self.nodes > MOST_NODES:
             raise ValueError(f"nodes={self.nodes}; expected at most {MOST_NODES}")
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
-from specbench.decoding.verification import RULES, Proposal
+from specbench.decoding.verification import RULES, Proposal, RuleName
 from specbench.errors import IncompatibleError
 from specbench.policies import length_policy
 from specbench.registry import PolicySpec
@@ -30,7 +30,7 @@ class Options:
 
     layers: int = 8
     k: int = 3
-    verify: Literal["rejection", "exact"] = "rejection"
+    verify: RuleName = "rejection"
     policy: PolicySpec = "fixed"
 
     def __post_init__(self) -> None:

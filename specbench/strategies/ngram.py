@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
-from specbench.decoding.verification import RULES, Proposal
+from specbench.decoding.verification import RULES, Proposal, RuleName
 from specbench.policies import length_policy
 from specbench.registry import PolicySpec
 from specbench.runtime.protocols import DraftContext, DraftMemory, Resources, Strategy
@@ -26,7 +26,7 @@ class Options:
     k: int = 4
     min: int = 2
     max: int = 4
-    verify: Literal["rejection", "exact"] = "rejection"
+    verify: RuleName = "rejection"
     policy: PolicySpec = "fixed"
 
     def __post_init__(self) -> None:
