@@ -148,7 +148,9 @@ def test_catching_up_is_ragged() -> None:
     numbers = torch.zeros(2).long()
     sampling = SamplingTensors.of([drafting.params] * 2)
     randoms = RoundRandom(stream_keys([0, 1]), numbers, numbers)
-    tokens = drafter.propose(DraftContext(drafting.texts, [3, 3], sampling, randoms, slots=[9] * 2)).tokens.tolist()
+    tokens = drafter.propose(
+        DraftContext(drafting.texts, [3, 3], sampling, randoms, slots=[9] * 2)
+    ).tokens.tolist()
     drafter.commit([3, 1], {})
     for row, kept in enumerate((3, 1)):
         drafting.texts[row] += [*tokens[row][:kept], 5]

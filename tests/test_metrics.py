@@ -387,7 +387,7 @@ def test_prediction_with_everything_accepted() -> None:
 
 
 def test_prediction_where_verifying_costs_an_ordinary_step() -> None:
-    """With constant step times it is tokens per step / break-even, though three steps of four draft nothing."""
+    """With constant step times it is tokens per step / break-even, though most steps draft nothing."""
     times = {"wall_ms": 9, "draft_s": 0.001, "verify_s": 0.008}
     records = serving(
         DRAFT,

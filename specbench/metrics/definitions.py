@@ -257,7 +257,7 @@ _TABLE = (
         "points at the cost of verifying and at overhead. Every step counts, also those without a draft. "
         "Where verifying does cost what an ordinary step does, it is tokens per target step / break-even.",
         elsewhere={
-            "Leviathan et al.": "(1 - alpha^(k+1)) / ((1 - alpha)(k c + 1)), their gamma being k: this figure "
+            "Leviathan et al.": "(1 - alpha^(k+1)) / ((1 - alpha)(k c + 1)), their gamma being k: this one "
             "where every step drafts k tokens and each is accepted independently with probability alpha"
         },
     ),
