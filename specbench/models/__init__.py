@@ -4,8 +4,18 @@ Everything a caller needs is named here; which host, folder or file format a mod
 Nothing in this package imports torch or transformers before it loads a model.
 """
 
-from specbench.models.load import LoadedModel, load
+from specbench.models.load import LoadedModel, load, require_device, require_dtype
 from specbench.models.resolve import ResolvedModel, aliases, is_here, resolve
 from specbench.models.vocabulary import check_vocabulary
 
-__all__ = ["LoadedModel", "ResolvedModel", "aliases", "check_vocabulary", "is_here", "load", "resolve"]
+__all__ = [
+    "LoadedModel",
+    "ResolvedModel",
+    "aliases",
+    "check_vocabulary",
+    "is_here",
+    "load",
+    "require_device",
+    "require_dtype",
+    "resolve",
+]
