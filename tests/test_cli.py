@@ -368,6 +368,19 @@ def test_every_metric_can_be_explained(capsys: Captured) -> None:
         assert definition.formula in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_explanations_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """Notes and the words of others are wrapped beside their heads, and no word of them is lost."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    for key, definition in DEFINITIONS.items():
+        assert main(["explain", key]) == 0
+        text = capsys.readouterr().out
+        lines = [line for line in text.splitlines() if not line.startswith("  formula")]
+        assert max(map(len, lines)) <= width
+        for words in (definition.note, *definition.elsewhere.values()):
+            assert words in " ".join(text.split())
+
+
 def test_explain_says_what_others_call_it(capsys: Captured) -> None:
     """Other tools' definitions are printed, by label as well as by key, and as JSON."""
     assert main(["explain", "draft acceptance rate"]) == 0
