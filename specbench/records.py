@@ -7,10 +7,14 @@ one monotonic clock whose zero is the start of the schedule. What was not measur
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
+
+from specbench.errors import UsageError
 
 SCHEMA_VERSION = 1
 """Bumped whenever the meaning of a stored field changes (CHANGELOG.md lists it first)."""
@@ -301,3 +305,34 @@ def sampling_from(values: Mapping[str, Any]) -> SamplingParams:
         if name in known:
             known[name] = tuple(tuple(entry) for entry in known[name])
     return SamplingParams(**known)
+
+
+def read_document(path: Path, name: str, *, kind: str | None = None, remedy: str) -> dict[str, Any]:
+    """Read a JSON document that specbench wrote, in this version or an older one.
+
+    Args:
+        path: The file.
+        name: What it is to users: "run", "baseline".
+        kind: What its entry `kind` must say, if documents of this name have one.
+        remedy: The hint where the file is missing, damaged or something else.
+
+    Raises:
+        UsageError: no readable file, no such document, or one of a newer specbench.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise UsageError(f"cannot read {name} {path}: {problem.strerror or problem}", hint=remedy) from None
+    except ValueError as problem:
+        raise UsageError(f"{name} {path} is not readable JSON: {problem}", hint=remedy) from None
+    if not isinstance(document, dict) or document.get("kind") != kind:
+        raise UsageError(f"{path} is no {name} of specbench", hint=remedy)
+    version = document.get("schema_version")
+    if not isinstance(version, int):
+        raise UsageError(f"{path} is no {name} of specbench: schema_version is missing", hint=remedy)
+    if version > SCHEMA_VERSION:
+        raise UsageError(
+            f"{name} {path} has schema version {version}; this specbench reads up to {SCHEMA_VERSION}",
+            hint="upgrade specbench",
+        )
+    return document

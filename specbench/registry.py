@@ -149,7 +149,19 @@ def options(kind: str, spec: Spec) -> Any:
             hint=f"for example {spec.name}:{','.join(f'{n}=...' for n in missing)}",
         ) from None
     except ValueError as problem:
-        raise UsageError(f"{kind} '{spec}': {problem}") from None
+        raise UsageError(f"{kind} '{spec}': {problem}", hint=_usual(spec.name, cls)) from None
+
+
+_KINDS_OF_VALUES = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _usual(name: str, cls: Any) -> str:
+    """Return a hint that writes out the options with their defaults; those without one are dots."""
+    written = []
+    for field in dataclasses.fields(cls):
+        value = "..." if field.default is dataclasses.MISSING else field.default
+        written.append(f"{field.name}={str(value).lower() if isinstance(value, bool) else value}")
+    return f"the defaults are {name}:{','.join(written)}" if written else f"write {name} without options"
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:
@@ -165,7 +177,8 @@ def _convert(kind: str, spec: Spec, key: str, text: str, hint: Any) -> Any:
         if text not in choices:
             raise UsageError(
                 f"{kind} '{spec.name}': {key}={text} is not one of {', '.join(choices)}"
-                + did_you_mean(text, choices)
+                + did_you_mean(text, choices),
+                hint=f"for example {spec.name}:{key}={choices[0]}",
             )
         return text
     if isinstance(hint, types.UnionType):  # `X | None`
@@ -178,5 +191,6 @@ def _convert(kind: str, spec: Spec, key: str, text: str, hint: Any) -> Any:
         return hint(text)
     except (ValueError, KeyError):
         raise UsageError(
-            f"{kind} '{spec.name}': {key}={text} is not a {hint.__name__}",
+            f"{kind} '{spec.name}': {key}={text} is not {_KINDS_OF_VALUES.get(hint, hint.__name__)}",
+            hint=_usual(spec.name, module(kind, spec.name).Options),
         ) from None

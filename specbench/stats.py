@@ -208,6 +208,24 @@ CHUNK_VALUES = 2_000_000
 """Most simulated counts held at a time: 16 MB, and a few temporaries of the same size."""
 
 
+def monte_carlo_resamples(alpha: float) -> int:
+    """Return how many tables are simulated for a p-value that will be read at level `alpha`, at most.
+
+    >>> monte_carlo_resamples(1e-4)
+    100000
+    """
+    return math.ceil(10 / alpha - 1e-6)  # 10 / 1e-5 is 1000000.0000000001
+
+
+def smallest_p_value(alpha: float) -> float:
+    """Return the p-value of `monte_carlo_p_value` when no simulated table was as extreme: a bound, no value.
+
+    >>> smallest_p_value(0.01)
+    0.000999000999000999
+    """
+    return 1 / (1 + monte_carlo_resamples(alpha))
+
+
 def monte_carlo_p_value(
     observed_tables: Sequence[npt.ArrayLike],
     expected_prob_tables: Sequence[npt.ArrayLike],
@@ -244,7 +262,7 @@ def monte_carlo_p_value(
     >>> monte_carlo_p_value([[90, 10]], [[0.5, 0.5]], generator=np.random.default_rng(0), alpha=0.01)
     0.000999000999000999
     """
-    needed = math.ceil(10 / alpha - 1e-6)  # 10 / 1e-5 is 1000000.0000000001
+    needed = monte_carlo_resamples(alpha)
     resamples = needed if resamples is None else resamples
     if resamples < needed:
         raise ValueError(

@@ -128,10 +128,11 @@ def test_the_worked_example_of_the_metrics(capsys: Captured) -> None:
     assert draft["decode_speedup"]["value"] == pytest.approx(8 / 3.75)
     assert draft["break_even_tokens_per_step"] == pytest.approx(1.5)
     lines = [line.split() for line in text.splitlines() if line.startswith("draft:k=3")]
-    assert lines[0][2:] == ["3.20", "3.20", "0.73", "3.00", "9.00", "0", "1.50", "1.50"]
-    assert lines[1][5] == "3.75/3.75"
-    assert "2.13" in lines[1]
-    assert "one, T=1: draft:k=3 came out first, 2.13x ordinary decoding" in text
+    predicted = 3.2 / (1 + 3 / 8)  # verification taken for an ordinary step
+    assert lines[0][2:] == ["2.13†", f"{predicted:.2f}", "3.20", "1.50", "0.73"]
+    assert lines[1][2:] == ["3.20", "3.00", "9.00", "0", "1.50", "–"]
+    assert lines[2][5] == "3.75/3.75"
+    assert "one, T=1: no verdict: draft:k=3 (2.13x†)" in text
 
 
 def test_nothing_accepted_is_slower(capsys: Captured) -> None:
@@ -317,9 +318,12 @@ def assert_refused(capsys: Captured, code: int, *words: str) -> None:
     [
         (["--strategy", "drft:k=3"], ["no strategy 'drft'", "did you mean 'draft'"]),
         (["--strategy", "draft:kk=3"], ["no option 'kk'", "k, verify"]),
-        (["--strategy", "draft:k=three"], ["k=three"]),
-        (["--strategy", "draft:k=0"], ["at least 1"]),
-        (["--strategy", "draft:verify=exakt"], ["did you mean 'exact'"]),
+        (
+            ["--strategy", "draft:k=three"],
+            ["k=three is not a whole number", "hint: the defaults are draft:k=4"],
+        ),
+        (["--strategy", "draft:k=0"], ["at least 1", "hint: the defaults are draft:k=4,verify=rejection"]),
+        (["--strategy", "draft:verify=exakt"], ["did you mean 'exact'", "hint: for example draft:verify="]),
         (["--strategy", "draft:k"], ["expected key=value"]),
         (["--workload", "predictible"], ["no workload 'predictible'", "did you mean 'predictable'"]),
         (["--workload", "nowhere.jsonl"], ["no such file"]),
@@ -333,7 +337,10 @@ def assert_refused(capsys: Captured, code: int, *words: str) -> None:
         (["--output", "one.jsonl/inside"], ["cannot write to one.jsonl/inside"]),
         (["--inject", "accept-al"], ["no fault 'accept-al'", "did you mean 'accept-all'"]),
         (["--engine", "simulatd"], ["no engine 'simulatd'", "did you mean 'simulated'"]),
-        (["--engine", "simulated:alpha=2"], ["alpha=2"]),
+        (["--engine", "simulated:alpha=2"], ["alpha=2", "hint: the defaults are simulated:target_ms=8.0"]),
+        (["--engine", "simulated:alpha=high"], ["alpha=high is not a number"]),
+        (["--dtype", "float31"], ["no dtype 'float31'", "hint: --dtype takes"]),
+        (["--audit-dtype", "float31"], ["no dtype 'float31'", "hint: --audit-dtype takes"]),
         (["--engine", "simulated:beta=2"], ["no option 'beta'"]),
         (["--format", "xml"], ["no format 'xml'", "markdown"]),
         (["--limit", "0"], ["--limit"]),
@@ -512,6 +519,31 @@ def test_what_does_not_fit_the_model_is_refused(
     if "--strategy" not in words:
         options += ["--strategy", "ngram:k=2"]
     assert_refused(capsys, main([*options, "--load", "c=1"]), *expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--dtype", "float31"], "--dtype takes auto, bfloat16, float16, float32"),
+        (["--audit-dtype", "float31"], "--audit-dtype takes auto"),
+        (["--device", "toaster"], "--device takes cpu, cuda"),
+        (["--device", "cuda:99"], "use --device cpu"),
+        (["--draft-device", "toaster"], "--draft-device takes cpu, cuda"),
+        (["--draft-device", "cuda:99"], "use --draft-device cpu"),
+    ],
+)
+def test_dtypes_and_devices_are_checked_before_loading(
+    words: list[str], hint: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """A dtype or device that is not there is refused by its option's name before any model is looked up."""
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise AssertionError("a model was looked up or loaded")
+
+    monkeypatch.setattr("specbench.models.resolve", unreachable)
+    monkeypatch.setattr("specbench.models.load", unreachable)
+    options = ["run", "--target", "x", "--draft", "y", "--workload", "prompts.jsonl"]
+    assert_refused(capsys, main([*options, *words]), f"hint: {hint}")
 
 
 def test_no_model_at_the_path(capsys: Captured) -> None:

@@ -18,6 +18,7 @@ import typer
 import specbench
 from specbench import cli
 from specbench.cli import _runs, app, list_, main
+from specbench.cli._progress import RichProgress
 from specbench.errors import CheckFailed, NotMeasured, UsageError
 from specbench.metrics.definitions import DEFINITIONS
 
@@ -59,11 +60,15 @@ def assert_error(captured: Any, *words: str) -> None:
     [
         (["reprot"], ["no command 'reprot'; did you mean 'report'?", "`specbench --help`"]),
         (["report", "--fromat", "json"], ["no option '--fromat'; did you mean '--format'?"]),
-        (["report", "--width", "3"], ["'--width'", "40"]),
-        (["report", "--width", "wide"], ["'--width'", "`specbench report --help`"]),
+        (["report", "--width", "3"], ["--width: expected 40 or more", "`specbench report --help`"]),
+        (["report", "--width", "wide"], ["--width: expected a whole number"]),
+        (["run", "--limit", "0"], ["--limit: expected 1 or more", "`specbench run --help`"]),
+        (["run", "--temperature", "hot"], ["--temperature: expected a number"]),
         (["report", "--width"], ["--width"]),
         (["report", "a", "b"], ["unexpected"]),
         (["report", "--format", "markdwon", str(GOLDEN / "run")], ["did you mean 'markdown'?"]),
+        (["report", "--format", "html", str(GOLDEN / "run")], ["no format 'html'\n", "markdown, json"]),
+        (["run", "--format", "html"], ["no format 'html'\n", "markdown, json"]),
         (["explain"], ["missing argument"]),
         (["explain", "ttff"], ["did you mean 'ttft'?"]),
         (["list", "strategy"], ["did you mean 'strategies'?"]),
@@ -218,12 +223,52 @@ def put_run(folder: Path, run_id: str, age_s: float) -> Path:
     return target
 
 
+def change(run: Path, text: str, new: str) -> None:
+    """Replace the first occurrence of a text in a run.json, which keeps its age."""
+    path = run / "run.json"
+    before = path.stat().st_mtime
+    content = path.read_text(encoding="utf-8")
+    assert text in content
+    path.write_text(content.replace(text, new, 1), encoding="utf-8")
+    os.utime(path, (before, before))
+
+
 @pytest.mark.parametrize("name", ["latest", "new", "results/new", "results/new/run.json"])
-def test_ways_to_name_a_run(name: str, in_empty_folder: Path) -> None:
-    """A run is named by `latest`, its id, its folder or its run.json."""
+def test_ways_to_name_a_run(name: str, in_empty_folder: Path, capsys: Captured) -> None:
+    """A run is named by `latest`, its id, its folder or its run.json; stderr says what `latest` is."""
     put_run(in_empty_folder, "old", 100)
     put_run(in_empty_folder, "new", 50)
     assert _runs.run_folder(name) == Path("results/new")
+    assert capsys.readouterr().err == ("latest is results/new\n" if name == "latest" else "")
+
+
+COMPLETE, LOCAL = '"status": "complete"', '"engine": "local"'
+
+
+@pytest.mark.parametrize(
+    ("text", "new"),
+    [(COMPLETE, '"status": "running"'), (LOCAL, '"engine": "simulated"'), ("{", "")],
+    ids=["incomplete", "simulated", "unreadable"],
+)
+def test_latest_is_a_complete_run_of_a_model(
+    text: str, new: str, in_empty_folder: Path, capsys: Captured
+) -> None:
+    """`latest` passes over newer runs that are incomplete, simulated or unreadable, and says so."""
+    put_run(in_empty_folder, "old", 100)
+    put_run(in_empty_folder, "good", 70)
+    change(put_run(in_empty_folder, "new", 50), text, new)
+    assert _runs.run_folder("latest") == Path("results/good")
+    assert capsys.readouterr().err == "latest is results/good (newer ones are incomplete or simulated)\n"
+
+
+def test_latest_falls_back(in_empty_folder: Path, capsys: Captured) -> None:
+    """Without a complete run of a model `latest` is the newest there is, with a note of one line."""
+    change(put_run(in_empty_folder, "old", 100), COMPLETE, '"status": "interrupted"')
+    change(put_run(in_empty_folder, "new", 50), LOCAL, '"engine": "simulated"')
+    assert _runs.run_folder("latest") == Path("results/new")
+    assert capsys.readouterr().err == (
+        "latest is results/new (simulated; results/ holds no complete run of a model)\n"
+    )
 
 
 def test_a_near_miss_of_a_run_is_suggested(in_empty_folder: Path) -> None:
@@ -323,6 +368,19 @@ def test_every_metric_can_be_explained(capsys: Captured) -> None:
         assert definition.formula in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_explanations_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """Notes and the words of others are wrapped beside their heads, and no word of them is lost."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    for key, definition in DEFINITIONS.items():
+        assert main(["explain", key]) == 0
+        text = capsys.readouterr().out
+        lines = [line for line in text.splitlines() if not line.startswith("  formula")]
+        assert max(map(len, lines)) <= width
+        for words in (definition.note, *definition.elsewhere.values()):
+            assert words in " ".join(text.split())
+
+
 def test_explain_says_what_others_call_it(capsys: Captured) -> None:
     """Other tools' definitions are printed, by label as well as by key, and as JSON."""
     assert main(["explain", "draft acceptance rate"]) == 0
@@ -338,3 +396,42 @@ def test_commands_are_registered_in_order() -> None:
     listed = [info.name for info in app.registered_commands]
     first = [name for name in ("run", "report") if name in listed]
     assert listed[: len(first)] == first
+
+
+# ---- Progress ---------------------------------------------------------------------------------------
+
+
+def test_progress_off_a_terminal_is_a_line_a_stage_and_a_tenth(capsys: Captured) -> None:
+    """Piped, each stage has a line, and each tenth of its work one with what was done and the time."""
+    with RichProgress() as progress:
+        progress.stage("loading a model with a name so long that eighty columns would not hold all of [it]")
+        progress.advance()
+        progress.stage("measuring", total=40)
+        for _ in range(10):
+            progress.advance(0, "a label that is for bars only")
+            progress.advance(4)
+        progress.stage("auditing", total=3)
+        for _ in range(3):
+            progress.advance()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("all of [it]")
+    assert lines[1] == "measuring"
+    assert lines[2:12] == [f"measuring: {10 * i} % ({4 * i} of 40), 0:00" for i in range(1, 11)]
+    assert [line.partition(",")[0] for line in lines[12:]] == [
+        "auditing",
+        "auditing: 33 % (1 of 3)",
+        "auditing: 66 % (2 of 3)",
+        "auditing: 100 % (3 of 3)",
+    ]
+
+
+def test_progress_of_many_small_parts_is_ten_lines(capsys: Captured) -> None:
+    """A thousand parts give ten lines; the time is that since the stage began."""
+    with RichProgress() as progress:
+        progress.stage("measuring", total=1000)
+        progress.started -= 3725
+        for _ in range(1000):
+            progress.advance()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 11
+    assert lines[-1] == "measuring: 100 % (1000 of 1000), 1:02:05"

@@ -650,6 +650,8 @@ def damaged(text: str) -> dict[str, str]:
     return {
         "not readable JSON": text[: len(text) // 2],
         "is no baseline": "[]",
+        "no baseline of": json.dumps({**document, "kind": "other"}),
+        "baseline of specbench": json.dumps({k: v for k, v in document.items() if k != "schema_version"}),
         "schema version 99": json.dumps({**document, "schema_version": 99}),
         "'cells' is missing": json.dumps({k: v for k, v in document.items() if k != "cells"}),
         "not the sums": json.dumps({**document, "cells": [other]}),

@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
+from specbench.economics import break_even
 from specbench.errors import UsageError
 from specbench.metrics import acceptance, definitions, identities, latency, steps, summarise
 from specbench.metrics.summary import CellSummary, Distribution
@@ -203,7 +204,7 @@ def test_draft_cell_by_hand() -> None:
     assert summary.break_even_tokens_per_step == summary.round_cost_ratio
     assert summary.headroom == pytest.approx(1 / 3)
     assert summary.draft_cost_ratio == pytest.approx(3 / 2 / 8)
-    assert summary.predicted_speedup == pytest.approx((1 + 2 / 3 + 4 / 9) / (2 * 3 / 16 + 1))
+    assert summary.predicted_speedup == pytest.approx(2 / (1 + 3 / 8))
 
     assert summary.ttft == Distribution(0.014, 0.014, 0.014, 1)
     assert summary.itl is not None
@@ -362,23 +363,52 @@ def test_pooled_and_per_request_differ() -> None:
     assert summary.conditional_acceptance_per_request == ((0.5, 2), (1.0, 1))
 
 
-def test_trees_have_no_predicted_speedup() -> None:
-    """A tree's alpha is not that of single tokens, so nothing is predicted from it; its depth sets k."""
+def test_a_tree_is_predicted_from_its_steps() -> None:
+    """The prediction needs tokens per step and draft time only, so a tree has one; its depth sets k."""
     tree = draft_serving()
     rounds = tuple(dataclasses.replace(one, drafted=one.drafted * 3) for one in tree.rounds)
     summary = summarise(cell(dataclasses.replace(tree, rounds=rounds)), cell(ordinary_serving()))
-    assert summary.predicted_speedup is None
+    assert summary.predicted_speedup == pytest.approx(2 / (1 + 3 / 8))
     assert summary.draft_acceptance_rate == pytest.approx(2 / 12)
     assert summary.mean_draft_depth == 2
     assert summary.joint_acceptance == (0.5, 0.5)
 
 
 def test_prediction_with_everything_accepted() -> None:
-    """At alpha 1 the prediction is (k + 1) / (k c + 1) instead of a division by zero."""
+    """Where every step drafts k tokens and keeps them, the prediction is Leviathan's (k + 1) / (k c + 1)."""
     perfect = draft_serving()
     rounds = (row(0), row(1, 2, 2), row(2, 2, 2))
     summary = summarise(cell(dataclasses.replace(perfect, rounds=rounds)), cell(ordinary_serving()))
     assert summary.predicted_speedup == pytest.approx(3 / (2 * 3 / 16 + 1))
+    assert summary.draft_cost_ratio is not None
+    assert summary.predicted_speedup == pytest.approx(
+        break_even.predicted_speedup(1.0, 2, summary.draft_cost_ratio)
+    )
+
+
+def test_prediction_where_verifying_costs_an_ordinary_step() -> None:
+    """With constant step times it is tokens per step / break-even, though most steps draft nothing."""
+    times = {"wall_ms": 9, "draft_s": 0.001, "verify_s": 0.008}
+    records = serving(
+        DRAFT,
+        [step(0, 14, phase="prefill"), *(step(number, **times) for number in range(1, 5))],
+        [row(0), row(1), row(2, 4, 3), row(3), row(4)],
+    )
+    summary = summarise(cell(records), cell(ordinary_serving()))
+    assert summary.tokens_per_target_step == 7 / 4
+    assert summary.break_even_tokens_per_step == pytest.approx(9 / 8)
+    assert summary.predicted_speedup == pytest.approx((7 / 4) / (9 / 8))
+
+
+def test_a_step_without_a_draft_may_have_no_draft_time() -> None:
+    """Unknown draft time costs nothing where nothing was drafted; elsewhere it leaves the prediction out."""
+    timed, untimed = step(1, 9, draft_s=0.001), step(2, 8, draft_s=None)
+    ordinary = steps.OrdinaryStepCost([step(0, 8)])
+    without = serving(DRAFT, [timed, untimed], [row(1, 2, 2), row(2)])
+    assert steps.modelled_cost_ratio([without], ordinary) == pytest.approx(1 + 0.5 / 8)
+    drafted = serving(DRAFT, [timed, untimed], [row(1, 2, 2), row(2, 2, 2)])
+    assert steps.modelled_cost_ratio([drafted], ordinary) is None
+    assert steps.modelled_cost_ratio([serving(DRAFT, [untimed], [row(2)])], ordinary) is None
 
 
 def test_only_decode_steps_are_timed() -> None:
@@ -553,7 +583,7 @@ def test_hand_worked_cells_are_consistent() -> None:
 def test_every_figure_is_defined() -> None:
     """Each field of a summary that holds a figure has a definition, and each definition has a field."""
     hints = get_type_hints(CellSummary)
-    figures = {name for name in hints if name not in ("key", "is_baseline", "dispatch", "finish_reasons")}
+    figures = {name for name in hints if name not in ("key", "is_baseline", "finish_reasons")}
     assert set(definitions.DEFINITIONS) == figures
 
 

@@ -12,8 +12,10 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
+from specbench import stats
 from specbench.audit.verdicts import ChiSquaredVerdict
 from specbench.bench.store import Run, RunStore
 from specbench.errors import UsageError
@@ -156,7 +158,7 @@ def test_json_is_one_document_with_the_numbers_of_the_tables(run: Run) -> None:
     document = json.loads(report(run, "json"))
     assert document["cells"][2]["decode_speedup"] == plain(run.cells[2].decode_speedup)
     assert document["banners"]
-    assert len(document["conclusions"]) == 2
+    assert len(document["conclusions"]) == 4
     for table in build(run).tables[:-1]:
         for column in table.columns[table.num_keys :]:
             assert column.name in document["cells"][0]
@@ -168,7 +170,7 @@ def test_every_metric_column_is_defined(run: Run) -> None:
     """Each column of a workload's table is a metric that `specbench explain` can explain."""
     for table in build(run).tables[:-1]:
         for column in table.columns[table.num_keys :]:
-            assert column.name in {*DEFINITIONS, "dispatch"}
+            assert column.name in DEFINITIONS
 
 
 def test_an_unknown_format_is_refused(run: Run) -> None:
@@ -228,7 +230,7 @@ def test_rows_the_audit_rejects_say_so(run: Run) -> None:
         ({"busy": {"busy": True, "reasons": ["CPU steal 9 %"]}}, "BUSY MACHINE: CPU steal 9 %"),
         ({"config": {"engine": "simulated"}}, "no model was run"),
         ({"config": {"inject": "accept-all"}}, "'accept-all'"),
-        ({"config": {"workloads": {"w": {"prompts": 12, "available": 32}}}}, "12 of 32 prompts"),
+        ({"config": {"workloads": {"w": {"prompts": 12, "available": 32}}}}, "w 12 of 32 prompts"),
         ({"config": {"workloads": {"w": {"ignore_eos": True}}}}, "FORCED LENGTH"),
     ],
 )
@@ -262,51 +264,121 @@ def test_an_empty_run_says_so(run: Run) -> None:
 def test_a_clear_winner(run: Run) -> None:
     """A winner whose interval is above 1 and above the A/A row's is called fastest; losers are named."""
     text = fastest(run, again=(1.0, 0.98, 1.02), ngram=(1.42, 1.31, 1.55), exit=(0.71, 0.69, 0.74))
-    assert text == (
-        "ngram:k=4 was fastest: 1.42x ordinary decoding [1.31, 1.55], clear of the noise "
-        "(ordinary against itself: 1.00x [0.98, 1.02]); early-exit:k=3 (0.71x) lost"
-    )
+    assert text == "ngram:k=4 was fastest, 1.42x [1.31, 1.55]; lost: early-exit:k=3 (0.71x)"
 
 
 def test_an_interval_that_holds_one_is_noise(run: Run) -> None:
     """A best strategy whose interval holds 1 did not win."""
     text = fastest(run, ngram=(1.03, 0.97, 1.10))
-    assert text == "no strategy stood out; the best, ngram:k=4, is inside the noise (1.03x [0.97, 1.10])"
+    assert text == "no winner; inside the noise: ngram:k=4 (1.03x [0.97, 1.10])"
 
 
 def test_a_speedup_the_baseline_reaches_against_itself_is_noise(run: Run) -> None:
-    """A narrow interval above 1 is still noise where the A/A row reaches as far."""
+    """A narrow interval above 1 is still noise where the A/A row reaches as far, and that row is told."""
     text = fastest(run, again=(1.08, 1.01, 1.15), ngram=(1.10, 1.05, 1.16))
-    assert "inside the noise (1.10x [1.05, 1.16]; ordinary against itself: 1.08x [1.01, 1.15])" in text
-    assert "fastest" not in text
+    assert text == (
+        "no winner; inside the noise: ngram:k=4 (1.10x [1.05, 1.16]); "
+        "ordinary against itself: 1.08x [1.01, 1.15]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "again", "words"),
+    [
+        ((0.90, 0.85, 0.95), (1.0, 0.98, 1.02), "lost: draft:k=4 (0.90x)"),
+        ((0.90, 0.85, 0.95), (0.97, 0.93, 1.01), "inside the noise: draft:k=4 (0.90x)"),
+        ((0.90, 0.85, 0.95), (0.92, 0.89, 0.95), "inside the noise: draft:k=4 (0.90x)"),
+        ((0.90, 0.85, 0.95), (1.1, 1.05, 1.15), "lost: draft:k=4 (0.90x)"),
+        ((0.98, 0.95, 1.01), (1.0, 1.00, 1.00), "inside the noise: draft:k=4 (0.98x)"),
+    ],
+)
+def test_losing_takes_more_than_the_noise(run: Run, strategy: Any, again: Any, words: str) -> None:
+    """A strategy lost if its interval lies below 1 and below what ordinary scores against itself."""
+    text = fastest(run, again=again, ngram=(1.42, 1.31, 1.55), draft=strategy)
+    assert words in text
+    is_the_reason = "noise" in words and strategy[2] < 1
+    assert ("ordinary against itself" in text) is is_the_reason
 
 
 def test_an_overlap_with_the_noise_is_told(run: Run) -> None:
     """A winner beyond the A/A row whose interval overlaps it is fastest, with that said."""
     text = fastest(run, again=(1.0, 0.9, 1.1), ngram=(1.12, 1.05, 1.2))
-    assert "was fastest" in text
-    assert "though that interval overlaps the noise" in text
+    assert text == (
+        "ngram:k=4 was fastest, 1.12x [1.05, 1.20], though that overlaps the noise; "
+        "ordinary against itself: 1.00x [0.90, 1.10]"
+    )
+    assert "no A/A row" in fastest(run, ngram=(1.12, 1.05, 1.2))
+
+
+def test_the_winner_need_not_have_the_highest_value(run: Run) -> None:
+    """A higher speedup inside the noise does not hide a lower one that is certain."""
+    text = fastest(run, again=(1.0, 0.98, 1.02), ngram=(1.5, 0.8, 2.8), draft=(1.2, 1.15, 1.25))
+    assert text == "draft:k=4 was fastest, 1.20x [1.15, 1.25]; inside the noise: ngram:k=4 (1.50x)"
 
 
 def test_nothing_may_beat_ordinary(run: Run) -> None:
-    """Where the best strategy lost, the sentence says that ordinary decoding won."""
+    """Where every strategy lost, the sentence says that ordinary decoding won."""
     text = fastest(run, ngram=(0.9, 0.85, 0.95), exit=(0.7, 0.6, 0.8))
-    assert text.startswith("nothing beat ordinary decoding; the best, ngram:k=4, lost (0.90x [0.85, 0.95])")
+    assert text == (
+        "nothing beat ordinary decoding; lost: ngram:k=4 (0.90x [0.85, 0.95]) and early-exit:k=3 (0.70x)"
+    )
 
 
 def test_no_interval_is_no_certainty(run: Run) -> None:
-    """A speedup without an interval is not called a win."""
-    text = fastest(run, ngram=(1.4, None, None), exit=(0.7, None, None))
-    assert "too little was measured for an interval" in text
-    assert "fastest" not in text
-    assert "without an interval: early-exit:k=3 (0.70x)" in text
+    """A speedup without an interval is marked, and neither a win nor a loss."""
+    text = fastest(run, again=(1.06, None, None), ngram=(1.4, None, None), exit=(0.7, None, None))
+    assert text == (
+        "no verdict: ngram:k=4 (1.40x†) and early-exit:k=3 (0.70x†); ordinary against itself: 1.06x†"
+    )
 
 
 def test_the_runners_up_are_told_apart_only_by_their_intervals(run: Run) -> None:
     """A rival whose interval overlaps the winner's is about as fast, one clear of it also faster."""
     text = fastest(run, ngram=(1.91, 1.73, 2.10), draft=(1.86, 1.76, 1.94), exit=(1.2, 1.1, 1.3))
-    assert text.startswith("ngram:k=4 was fastest: 1.91x")
+    assert text.startswith("ngram:k=4 was fastest, 1.91x")
     assert "; about as fast: draft:k=4 (1.86x); also faster: early-exit:k=3 (1.20x)" in text
+
+
+@pytest.mark.parametrize(
+    ("estimate", "words"),
+    [
+        (Estimate(1.42, 1.31, 1.55, 5), None),
+        (Estimate(1.42, 1.31, 1.55, 4), "‡ fewer than 5 prompts behind this interval, which is too narrow"),
+        (Estimate(1.42, None, None, 1), "† one prompt only, so no interval and no verdict"),
+    ],
+)
+def test_too_little_for_an_interval_is_marked(run: Run, estimate: Estimate, words: str | None) -> None:
+    """An interval of fewer than five prompts, or none, is marked in table and answer, and explained."""
+    cells = [
+        dataclasses.replace(cell, decode_speedup=estimate) if cell.key.strategy == "ngram:k=4" else cell
+        for cell in cells_of(run, "predictable", 0.0)
+    ]
+    built = build(but(run, cells=cells))
+    (shown,) = [row[2].text for row in built.tables[0].rows if row[0].text == "ngram:k=4"]
+    explained = [note for note in built.tables[0].notes if note[0] in "†‡"]
+    assert list(built.footnotes) == explained
+    if words is None:
+        assert shown == "1.42 [1.31, 1.55]"
+        assert not explained
+        return
+    assert [note.startswith(words) for note in explained] == [True]
+    assert shown.endswith(words[0])
+    assert f"1.42x{shown.removeprefix('1.42')}" in built.conclusions[0]
+    for format_ in get_args(Format)[:2]:
+        assert words in report(but(run, cells=cells), format_, 200)
+
+
+def test_a_throughput_of_one_repeat_is_marked_in_repeats(run: Run) -> None:
+    """A throughput ratio without a range names the repeats, and how to get more of them."""
+    config = {"workloads": {"predictable": {"headline": "throughput"}}}
+    cells = [
+        dataclasses.replace(cell, throughput_ratio=Estimate(0.9, None, None, 1))
+        for cell in cells_of(run, "predictable", 0.0)
+    ]
+    built = build(but(run, cells=cells, config=config))
+    assert built.footnotes == ("† one repeat only, so no interval and no verdict; add --repeats 5.",)
+    assert built.conclusions[0].startswith("predictable, T=0, throughput: no verdict: ngram:k=4 (0.90x†)")
+    assert {row[2].text for row in built.tables[0].rows} == {"1", "0.90†"}
 
 
 def test_without_rivals_there_is_no_claim(run: Run) -> None:
@@ -358,17 +430,26 @@ def test_a_baseline_that_fails_its_audit_is_told(run: Run) -> None:
     assert "DID NOT HOLD for ordinary (p = 1e-06); held (" in whether_it_held(audits, ["a"], "ordinary")
 
 
-def test_each_workload_has_one_conclusion_by_its_own_headline(run: Run) -> None:
-    """There is one paragraph per workload; the short-output one is judged end to end."""
-    predictable, short = build(run).conclusions
-    assert predictable.startswith("predictable, T=0: ngram:k=4 was fastest: 1.42x ordinary decoding")
-    assert "T=1: draft:k=4 was fastest: 1.09x" in predictable
-    assert short.startswith("short-output, T=0: no strategy stood out")
-    assert "The machine was busy" in short
+def test_each_condition_has_one_conclusion_by_its_own_headline(run: Run) -> None:
+    """There is a line per workload and temperature, then the audit; short output is judged end to end."""
+    greedy, sampled, short, audited = build(run).conclusions
+    assert greedy.startswith("predictable, T=0: ngram:k=4 was fastest, 1.42x [1.31, 1.55]")
+    assert sampled.startswith("predictable, T=1: draft:k=4 was fastest, 1.09x")
+    assert short.startswith("short-output, T=0, end to end: no winner; inside the noise: ngram:k=4 (0.99x")
+    assert audited.startswith("Output distribution: held for ngram:k=4 and draft:k=4")
+
+
+@pytest.mark.parametrize("format_", ["terminal", "markdown"])
+def test_the_answer_comes_before_the_tables_and_the_setting_last(run: Run, format_: Any) -> None:
+    """Title, reasons to doubt, answer, tables, legend or setting: in this order."""
+    text = report(run, format_, 200)
+    marks = ["specbench run", "BUSY MACHINE", "Against ordinary", "was fastest", "Output dist", "load c=1"]
+    places = [text.index(words) for words in [*marks, "Example CPU"]]
+    assert places == sorted(places)
 
 
 def test_loads_are_told_apart(run: Run) -> None:
-    """A workload at two loads has a table for each, and a conclusion that names them."""
+    """A workload at two loads has a table for each, and conclusions that name them."""
     more = [dataclasses.replace(c, key=dataclasses.replace(c.key, load="c=8")) for c in run.cells]
     built = build(but(run, cells=[*run.cells, *more]))
     assert [t.title.split(",")[0] for t in built.tables[:2]] == [
@@ -376,7 +457,21 @@ def test_loads_are_told_apart(run: Run) -> None:
         "short-output: load c=1",
     ]
     assert len(built.tables) == 5
-    assert "T=0, load c=8: ngram:k=4 was fastest" in built.conclusions[0]
+    assert [line.partition(":")[0] for line in built.conclusions[:4]] == [
+        "predictable c=1, T=0",
+        "predictable c=1, T=1",
+        "predictable c=8, T=0",
+        "predictable c=8, T=1",
+    ]
+
+
+def test_dispatch_is_shown_and_explained_where_there_is_something_to_tell(run: Run) -> None:
+    """The column is left out while every step is eager, and otherwise comes with its legend."""
+    assert "dispatch" not in report(run, "markdown")
+    graphs = dataclasses.replace(run.cells[2], dispatch={"graph": 97, "eager": 3})
+    text = report(but(run, cells=[run.cells[0], graphs]), "markdown")
+    assert "graph 97 %, eager 3 %" in text
+    assert "replaying a CUDA graph" in text
 
 
 @pytest.mark.parametrize(
@@ -431,7 +526,8 @@ def test_sizes(parts: tuple[int | None, ...], text: str) -> None:
 def test_other_wordings() -> None:
     """Intervals, distributions, shares and p-values are written one way."""
     assert wording.interval(Estimate(1.234, 1.18, 1.291, 9)) == "1.23 [1.18, 1.29]"
-    assert wording.interval(Estimate(1.234, None, None, 1)) == "1.23"
+    assert wording.interval(Estimate(1.234, None, None, 1)) == "1.23†"
+    assert wording.interval(Estimate(1.234, 1.18, 1.291, 4)) == "1.23 [1.18, 1.29]‡"
     assert wording.interval(None) == "–"
     assert wording.distribution(Distribution(0.1, 0.0123, 0.25, 9)) == "12.3/250"
     assert wording.shares({"graph": 97, "eager": 3}) == "graph 97 %, eager 3 %"
@@ -440,3 +536,24 @@ def test_other_wordings() -> None:
     assert wording.probability(0.0432) == "0.043"
     assert wording.probability(3e-7) == "3e-07"
     assert wording.listing(["a", "b", "c"]) == "a, b and c"
+
+
+@pytest.mark.parametrize(
+    ("alpha", "text"), [(1 / 3000, "< 4e-05"), (5e-4, "< 5e-05"), (1e-4, "< 1e-05"), (0.05, "< 0.005")]
+)
+def test_a_p_value_at_its_floor_is_a_bound(alpha: float, text: str) -> None:
+    """Where no simulated table was as extreme, p is printed as a bound that holds; else as a value."""
+    generator = np.random.default_rng(0)
+    p = stats.monte_carlo_p_value([[900, 100]], [[0.5, 0.5]], generator=generator, alpha=alpha)
+    assert wording.monte_carlo(p, alpha) == text
+    assert p < float(text.removeprefix("< "))
+    assert wording.monte_carlo(2 * p, alpha) == wording.probability(2 * p)
+    assert wording.monte_carlo(None, alpha) == wording.DASH
+
+
+def test_the_floor_is_shown_in_table_and_sentence(run: Run) -> None:
+    """A strategy rejected by every simulated table reads p < ..., never p = ..."""
+    failed = audit(run, "ngram:k=4", "FAIL", p_value=stats.smallest_p_value(1e-4), alpha=1e-4)
+    built = build(but(run, audits=[failed]))
+    assert "DID NOT HOLD for ngram:k=4 (p < 1e-05)" in built.conclusions[-1]
+    assert "< 1e-05" in {cell.text for cell in built.tables[-1].rows[0]}

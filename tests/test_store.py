@@ -462,7 +462,8 @@ def test_measurements_without_a_document_are_not_adopted(tmp_path: Path) -> None
     [
         (None, "run.json"),
         ("{", "not readable JSON"),
-        ("[]", "no specbench run"),
+        ("[]", "is no run of specbench"),
+        ('{"schema_version": 1, "kind": "specbench-baseline"}', "is no run of specbench"),
         ('{"schema_version": 99}', "schema version 99"),
         ('{"schema_version": 1, "cells": 3}', "run.json"),
     ],

@@ -85,6 +85,7 @@ def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | N
         UsageError: something asked for does not exist or does not fit; nothing was measured.
         NotMeasured: the records contradict themselves.
     """
+    _require_places(config)
     chosen = [_shaped(workload, config) for workload in workloads.load_many(config.workloads)]
     check_writable(results)
     models = _load_models(config, config.dtype, progress)
@@ -121,6 +122,18 @@ def _note_load(store: RunStore, monitor: environment.LoadMonitor) -> None:
 
 
 # Before anything is measured
+
+
+def _require_places(config: RunConfig) -> None:
+    """Refuse an unknown dtype, or a device this machine lacks, before anything is loaded or downloaded."""
+    from specbench import models
+
+    models.require_dtype(config.dtype)
+    models.require_dtype(config.audit_dtype, "--audit-dtype")
+    if registry.parse(config.engine).name != "simulated":
+        models.require_device(config.device)
+        if config.draft_device is not None:
+            models.require_device(config.draft_device, "--draft-device")
 
 
 def _shaped(workload: Workload, config: RunConfig) -> Workload:

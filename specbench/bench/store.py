@@ -38,6 +38,7 @@ from specbench.records import (
     Serving,
     StepRecord,
     plain,
+    read_document,
     sampling_from,
 )
 
@@ -128,27 +129,10 @@ class RunStore:
             UsageError: no run there, one that cannot be read, or one written by a newer specbench.
         """
         folder = Path(folder)
-        path = folder / "run.json"
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as problem:
-            raise UsageError(
-                f"no run in {folder}: run.json: {problem.strerror or problem}",
-                hint="name a folder that `specbench run` made, or `latest`",
-            ) from None
-        except ValueError as problem:
-            raise UsageError(
-                f"{path} is not readable JSON: {problem}",
-                hint="specbench replaces this file in one piece, so something else changed it",
-            ) from None
-        version = document.get("schema_version") if isinstance(document, dict) else None
-        if not isinstance(version, int):
-            raise UsageError(f"{path} is no specbench run: schema_version is missing")
-        if version > SCHEMA_VERSION:
-            raise UsageError(
-                f"{path} has schema version {version}; this specbench reads up to {SCHEMA_VERSION}",
-                hint="upgrade specbench",
-            )
+        remedy = "name a folder that `specbench run` made, or `latest`"
+        if not (folder / "run.json").exists():
+            raise UsageError(f"no run in {folder}: it holds no run.json", hint=remedy)
+        document = read_document(folder / "run.json", "run", remedy=remedy)
         return cls(folder, document)
 
     @property

@@ -102,9 +102,29 @@ def _explain_usage(problem: Any) -> int:
     if unknown:
         kind, word = unknown.groups()
         message = f"no {kind} '{word}'{did_you_mean(word, _known(kind, context))}"
+    if wrong := re.match(r"Invalid value for '([^']+)': (.*)", message):
+        message = f"{wrong[1]}: {_expectation(wrong[2])}"
     path = context.command_path if context else "specbench"
-    _say(message[:1].lower() + message[1:], f"`{path} --help` shows what it takes")
+    _say(
+        message if message.startswith("-") else message[:1].lower() + message[1:],
+        f"`{path} --help` shows what it takes",
+    )
     return 2
+
+
+def _expectation(complaint: str) -> str:
+    """Word what a value should have been, the same whichever library noticed."""
+    for pattern, words in (
+        (
+            r"(?:Input should be greater than or equal to|.* is not in the range x>=)\s*(\S+)",
+            "expected {} or more",
+        ),
+        (r"(?:Input should be|.* is not) a valid int(?:eger)?\b.*", "expected a whole number"),
+        (r"(?:Input should be|.* is not) a valid (?:number|float)\b.*", "expected a number"),
+    ):
+        if found := re.fullmatch(pattern, complaint):
+            return words.format(*found.groups())
+    return complaint
 
 
 def _known(kind: str, context: Any) -> list[str]:

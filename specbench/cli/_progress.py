@@ -1,8 +1,9 @@
-"""Progress on stderr: a bar on a terminal, a line a stage elsewhere."""
+"""Progress on stderr: a bar on a terminal; elsewhere a line a stage, and one about every tenth of it."""
 
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +32,9 @@ class RichProgress:
         )
         self.task: Any = None
         self.name = ""
+        self.total: int | None = None
+        self.done = 0
+        self.started = 0.0
 
     def __enter__(self) -> RichProgress:
         """Start showing."""
@@ -47,10 +51,10 @@ class RichProgress:
         """Begin a stage; the one before is over."""
         if self.task is not None:
             self.bars.remove_task(self.task)
-        self.name = text
+        self.name, self.total, self.done, self.started = text, total, 0, time.monotonic()
         self.task = self.bars.add_task(text, total=total)
         if not self.is_live:
-            self.console.print(text)
+            self.say(text)
 
     def advance(self, amount: int = 1, text: str | None = None) -> None:
         """Move the bar."""
@@ -58,7 +62,21 @@ class RichProgress:
             self.bars.update(self.task, advance=amount)
             if text is not None:
                 self.bars.update(self.task, description=text)
+        if not self.is_live and self.total:
+            before, self.done = self.done, self.done + amount
+            # Finer than a tenth would fill the log of a long run, coarser leave it silent for long.
+            if 10 * self.done // self.total > 10 * before // self.total:
+                share = 100 * self.done // self.total
+                elapsed = _clock(time.monotonic() - self.started)
+                self.say(f"{self.name}: {share} % ({self.done} of {self.total}), {elapsed}")
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self.console.print(text)
+        self.console.print(text, markup=False, soft_wrap=True)
+
+
+def _clock(seconds: float) -> str:
+    """Write a duration as `2:05` or `1:02:05`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,11 +30,11 @@ def explain(
         document = {**dataclasses.asdict(found), "elsewhere": dict(found.elsewhere)}
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
     else:
-        typer.echo(describe(found))
+        typer.echo(describe(found, shutil.get_terminal_size((100, 24)).columns))
 
 
-def describe(metric: Definition) -> str:
-    """Write a definition as a short block of text."""
+def describe(metric: Definition, width: int) -> str:
+    """Write a definition as a short block of text; the formula stays on one line."""
     better = {"higher": ", higher is better", "lower": ", lower is better"}.get(metric.better, "")
     lines = [
         f"{metric.label} ({metric.unit}{better})",
@@ -41,9 +43,18 @@ def describe(metric: Definition) -> str:
         f"  field    {metric.key}" + (", shown in ms" if metric.unit == "seconds" else ""),
     ]
     if metric.note:
-        lines.append(f"  note     {metric.note}")
+        lines += _wrapped("  note     ", metric.note, width)
     if metric.elsewhere:
-        width = max(map(len, metric.elsewhere))
+        longest = max(map(len, metric.elsewhere))
         lines += ["", "  elsewhere"]
-        lines += [f"    {tool:<{width}}  {meaning}" for tool, meaning in metric.elsewhere.items()]
+        for tool, meaning in metric.elsewhere.items():
+            lines += _wrapped(f"    {tool:<{longest}}  ", meaning, width)
     return "\n".join(lines)
+
+
+def _wrapped(head: str, text: str, width: int) -> list[str]:
+    """Write text beside its head, the lines that follow below the first."""
+    room = max(width, len(head) + 20)  # on a narrower terminal the terminal may fold it
+    return textwrap.wrap(
+        text, room, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
+    )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli._runs import RUN_HELP, run_folder
-from specbench.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from specbench.gate.compare import AuditComparison, Comparison, Gate
@@ -24,7 +23,6 @@ EXAMPLES = (
     "specbench gate latest --baseline baselines/ci.json",
     "specbench gate results/my-run --baseline baselines/ci.json --format markdown",
 )
-FORMATS = ("terminal", "markdown", "json")
 
 LEGEND = (
     "Relative changes. Paired by prompt; FAIL where p is below the limit and the change above the "
@@ -55,12 +53,10 @@ def gate(
     from specbench.bench.store import RunStore
     from specbench.gate import snapshot
     from specbench.gate.compare import gate as compare
+    from specbench.report import require_format
 
     format_ = "json" if json_ else format_
-    if format_ not in FORMATS:
-        raise UsageError(
-            f"no format '{format_}'{did_you_mean(format_, FORMATS)}", hint=f"known: {', '.join(FORMATS)}"
-        )
+    require_format(format_)
     kept = snapshot.read(baseline)
     result = compare(kept, snapshot.of_run(RunStore.open(run_folder(run))))
     if format_ == "json":
@@ -157,7 +153,7 @@ def _counts_row(pair: tuple[Comparison, ...]) -> tuple[Cell, ...]:
 
 def _audits_table(audits: tuple[AuditComparison, ...]) -> Table:
     from specbench.report.table import Cell, Column, Table
-    from specbench.report.wording import DASH, fixed, probability
+    from specbench.report.wording import DASH, fixed, monte_carlo
 
     columns = (
         Column("strategy", "strategy", "strategy", align="left"),
@@ -177,7 +173,7 @@ def _audits_table(audits: tuple[AuditComparison, ...]) -> Table:
             Cell(audit.strategy),
             Cell(audit.baseline.verdict if audit.baseline else DASH),
             Cell(audit.run.verdict if audit.run else DASH),
-            Cell(probability(audit.run.p_value if audit.run else None)),
+            Cell(monte_carlo(audit.run.p_value, audit.run.alpha) if audit.run else DASH),
             Cell(fixed(audit.run.smallest_detectable_tv if audit.run else None, 3)),
             Cell(words[audit.outcome], tone=tones.get(audit.outcome, "plain")),  # type: ignore[arg-type]
         )

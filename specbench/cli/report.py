@@ -34,12 +34,15 @@ def report(
     """Print the tables and conclusions of a stored run. No model is loaded."""
     from specbench.bench.store import RunStore
     from specbench.report import report as render
+    from specbench.report import require_format
 
+    format_ = "json" if json_ else format_
+    require_format(format_)
     stored = RunStore.open(run_folder(run)).document
     color = output is None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     if output and width is None:
         width = 120
-    text = render(stored, "json" if json_ else format_, width, color=color)  # type: ignore[arg-type]
+    text = render(stored, format_, width, color=color)  # type: ignore[arg-type]
     if output is None:
         typer.echo(text, nl=False)
         return

@@ -66,10 +66,9 @@ def run(
     from specbench.bench.run import run as carry_out
     from specbench.cli._progress import RichProgress
     from specbench.errors import UsageError, did_you_mean
-    from specbench.report import report
+    from specbench.report import report, require_format
 
-    if format_ not in ("terminal", "markdown", "json"):
-        raise UsageError(f"no format '{format_}'", hint="use terminal, markdown or json")
+    require_format(format_)
     simulated = engine.partition(":")[0] == "simulated"
     if models and target:
         raise UsageError("--models and --target both name the target", hint="give one of them")

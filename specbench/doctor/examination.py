@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench import models
 from specbench.doctor import bounds as allowed
 from specbench.doctor import installed, machine, pair
 from specbench.doctor.findings import Finding, Status, worst
 from specbench.doctor.measure import Effort, Measured, measure
 from specbench.environment import SHORTEST_INTERVAL, BusyReport, LoadMonitor, fingerprint
-from specbench.errors import UsageError, did_you_mean
+from specbench.errors import UsageError
 
 if TYPE_CHECKING:
     from specbench.models import ResolvedModel
 
-_DTYPES = ("auto", "bfloat16", "float16", "float32")
 _MEASURED_DTYPES = ("float32", "bfloat16")
 
 
@@ -71,17 +71,15 @@ def diagnose(
     Raises:
         UsageError: an argument names nothing; what is found wrong is a finding instead.
     """
-    if dtype is not None and dtype not in _DTYPES:
-        raise UsageError(
-            f"no dtype '{dtype}'{did_you_mean(dtype, _DTYPES)}", hint=f"use {', '.join(_DTYPES)}"
-        )
+    if dtype is not None:
+        models.require_dtype(dtype)
     if draft is not None and target is None:
         raise UsageError("--draft needs a target", hint="add --target MODEL")
     found = Diagnosis(device)
     torch_problem = _torch_problem()
     named: dict[str, ResolvedModel] = {}
     if torch_problem is None:
-        _require_device(device)
+        models.require_device(device)
         named = _resolve(target, draft)
 
     stated = installed.stated_requirements()
@@ -121,23 +119,7 @@ def _torch_problem() -> Finding | None:
     return None
 
 
-def _require_device(device: str) -> None:
-    import torch
-
-    try:
-        place = torch.device(device)
-        if place.type not in ("cpu", "cuda", "mps"):
-            raise RuntimeError
-        torch.empty(1, device=place)
-    except (RuntimeError, AssertionError, ValueError):
-        raise UsageError(
-            f"no device '{device}' here", hint="use cpu, or cuda on a machine with a CUDA device"
-        ) from None
-
-
 def _resolve(target: str | None, draft: str | None) -> dict[str, ResolvedModel]:
-    from specbench import models
-
     return {
         role: models.resolve(name)
         for role, name in (("target", target), ("draft", draft))

@@ -17,7 +17,7 @@ from specbench.audit.verdicts import Verdict
 from specbench.errors import CheckFailed, NotMeasured, UsageError
 from specbench.metrics import acceptance
 from specbench.metrics.acceptance import RoundCounts
-from specbench.records import SCHEMA_VERSION, CellKey, CellRecords, RoundRecord
+from specbench.records import SCHEMA_VERSION, CellKey, CellRecords, RoundRecord, read_document
 
 if TYPE_CHECKING:
     from specbench.bench.store import RunStore
@@ -192,36 +192,13 @@ def read(path: Path) -> Snapshot:
     Raises:
         UsageError: it is missing, is no baseline, or was written by a newer specbench.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise UsageError(
-            f"cannot read baseline {path}: {problem.strerror or problem}",
-            hint="make one with `specbench baseline RUN --output FILE`",
-        ) from None
-    except ValueError as problem:
-        raise UsageError(
-            f"baseline {path} is not readable JSON: {problem}",
-            hint="make it again with `specbench baseline RUN --output FILE`",
-        ) from None
-    if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise UsageError(
-            f"{path} is no baseline", hint="make one with `specbench baseline RUN --output FILE`"
-        )
-    version = document.get("schema_version")
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise UsageError(
-            f"baseline {path} has schema version {version}; this specbench reads up to {SCHEMA_VERSION}",
-            hint="upgrade specbench, or make the baseline again",
-        )
+    remedy = "make one with `specbench baseline RUN --output FILE`"
+    document = read_document(path, "baseline", kind=KIND, remedy=remedy)
     try:
         return _parse(document)
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         what = f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
-        raise UsageError(
-            f"baseline {path} is damaged: {what}",
-            hint="make it again with `specbench baseline RUN --output FILE`",
-        ) from None
+        raise UsageError(f"baseline {path} is damaged: {what}", hint=remedy) from None
 
 
 def _parse(document: Mapping[str, Any]) -> Snapshot:

@@ -136,11 +136,6 @@ def conditional_acceptance_per_request(
     return tuple(means)
 
 
-def is_chain(rounds: Iterable[RoundRecord]) -> bool:
-    """Say whether every draft was a chain, so that `alpha` speaks of single tokens and not of branches."""
-    return all(row.drafted == row.draft_depth for row in rounds)
-
-
 def _positions(rounds: Iterable[RoundRecord]) -> range:
     return range(1, max((row.draft_depth for row in rounds), default=0) + 1)
 

@@ -251,10 +251,15 @@ _TABLE = (
         "predicted_speedup",
         "predicted speedup",
         "ratio",
-        "(1 - alpha^(k+1)) / ((1 - alpha)(k c + 1)), k the mean draft depth, c the draft cost ratio",
+        "tokens per target step / (1 + draft seconds per decode step / ordinary decode step)",
         "higher",
-        note="A measured speedup far below it points at overhead. Not defined for trees.",
-        elsewhere={"Leviathan et al.": "expected walltime improvement factor; their gamma is k"},
+        note="What verification as cheap as an ordinary step would give; a measured speedup far below it "
+        "points at the cost of verifying and at overhead. Every step counts, also those without a draft. "
+        "Where verifying does cost what an ordinary step does, it is tokens per target step / break-even.",
+        elsewhere={
+            "Leviathan et al.": "(1 - alpha^(k+1)) / ((1 - alpha)(k c + 1)), their gamma being k: this one "
+            "where every step drafts k tokens and each is accepted independently with probability alpha"
+        },
     ),
     Definition(
         "draft_cost_ratio",
@@ -335,7 +340,7 @@ _TABLE = (
         "completed requests that meet the TTFT and TPOT limits / (last finish - first arrival)",
         "higher",
     ),
-    # Memory.
+    # Memory and dispatch.
     Definition("draft_weights", "draft weights", "bytes", "bytes of the draft's weights", "lower"),
     Definition("draft_kv", "draft KV", "bytes", "peak slots held by the draft x its bytes per slot", "lower"),
     Definition(
@@ -367,6 +372,16 @@ _TABLE = (
         "bytes",
         "the allocator's peak on CUDA (graphs apart), peak resident memory on a CPU",
         "lower",
+    ),
+    Definition(
+        "dispatch",
+        "dispatch",
+        "count",
+        "target forwards of any phase, by how their kernels were started",
+        "neither",
+        note="eager: one by one; compiled: compiled code, no graph; graph: a recorded CUDA graph was "
+        "replayed; capture: it was being recorded. Shown as shares, and left out of tables in which "
+        "every step was eager.",
     ),
 )
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
 from specbench.economics import break_even, capacity
 from specbench.metrics import acceptance, latency, steps
 from specbench.metrics.summary import CellSummary, Estimate
-from specbench.records import CellRecords, MemoryRecord, RequestRecord, RoundRecord, Serving, StepRecord
+from specbench.records import CellRecords, MemoryRecord, RequestRecord, Serving, StepRecord
 
 BASELINE = "ordinary"
 """The strategy that every other one is measured against."""
@@ -48,7 +48,7 @@ def summarise(
     decode = steps.decode_steps(cell.servings)
     ordinary = steps.OrdinaryStepCost(steps.decode_steps(baseline.servings if baseline else ()))
     cost_ratio = steps.round_cost_ratio(decode, ordinary)
-    draft_cost = steps.draft_cost_ratio(cell.servings, ordinary)
+    modelled_cost = steps.modelled_cost_ratio(cell.servings, ordinary)
     memory = cell.memory
 
     return CellSummary(
@@ -91,9 +91,13 @@ def summarise(
         decode_speedup=_paired_speedup(cell, baseline, latency.time_per_output_token),
         e2e_speedup=_paired_speedup(cell, baseline, latency.end_to_end_per_token),
         throughput_ratio=_throughput_ratio(cell, baseline),
-        predicted_speedup=_predicted_speedup(rounds, draft_cost),
+        predicted_speedup=(
+            break_even.speedup_from_steps(tokens_per_step, modelled_cost)
+            if tokens_per_step and modelled_cost
+            else None
+        ),
         mean_draft_depth=acceptance.mean_draft_depth(counts),
-        draft_cost_ratio=draft_cost,
+        draft_cost_ratio=steps.draft_cost_ratio(cell.servings, ordinary),
         ttft=latency.distribution(map(latency.time_to_first_token, completed)),
         itl=latency.distribution(
             gap for request in completed for gap in latency.inter_token_latencies(request)
@@ -122,15 +126,6 @@ def _require_same_conditions(cell: CellRecords, baseline: CellRecords | None) ->
     ours, theirs = asdict(cell.key), asdict(baseline.key)
     if any(ours[name] != theirs[name] for name in ("workload", "temperature", "load")):
         raise ValueError(f"'{baseline.key}' is no baseline of '{cell.key}': only the strategy may differ")
-
-
-def _predicted_speedup(rounds: Sequence[RoundRecord], draft_cost: float | None) -> float | None:
-    """Predict the speedup from alpha, the mean draft depth and c; alpha of a tree is not per token."""
-    counts = acceptance.count_rounds(rounds)
-    alpha, depth = acceptance.alpha(counts), acceptance.mean_draft_depth(counts)
-    if alpha is None or depth is None or draft_cost is None or not acceptance.is_chain(rounds):
-        return None
-    return break_even.predicted_speedup(alpha, depth, draft_cost)
 
 
 def _paired_speedup(

@@ -95,6 +95,26 @@ def draft_cost_ratio(servings: Sequence[Serving], ordinary: OrdinaryStepCost) ->
     return seconds / positions / ordinary_s if ordinary_s else None
 
 
+def modelled_cost_ratio(servings: Sequence[Serving], ordinary: OrdinaryStepCost) -> float | None:
+    """Return (ordinary step + drafting) / ordinary step in time, over all decode steps.
+
+    The round cost ratio of a strategy whose verification costs what an ordinary step does. A step without a
+    draft counts as well, with the time it took to find none. None where nothing drafts, or where a step
+    drafted and its time is not known.
+    """
+    seconds, decode = 0.0, decode_steps(servings)
+    for serving in servings:
+        depths = _deepest(serving)
+        for step in decode_steps([serving]):
+            if step.draft_s is None and depths[step.step] > 0:
+                return None
+            seconds += step.draft_s or 0.0
+    ordinary_s = ordinary.matched_mean(decode)
+    if not ordinary_s or all(step.draft_s is None for step in decode):
+        return None
+    return 1 + seconds / len(decode) / ordinary_s
+
+
 def k_switches(servings: Sequence[Serving]) -> float | None:
     """Return k switches per 100 decode steps: steps whose deepest proposal differs from the step before."""
     switches, total = 0, 0

@@ -103,7 +103,7 @@ class CellSummary:
     joint_acceptance_per_request: tuple[float, ...] = ()
     conditional_acceptance_per_request: tuple[tuple[float, int], ...] = ()
 
-    # What `predicted_speedup` was predicted from, beside alpha.
+    # Beside alpha, the k and c of Leviathan et al.: what to put into their formula.
     mean_draft_depth: float | None = None
     draft_cost_ratio: float | None = None
 

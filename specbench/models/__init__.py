@@ -4,7 +4,7 @@ Everything a caller needs is named here; which host, folder or file format a mod
 Nothing in this package imports torch or transformers before it loads a model.
 """
 
-from specbench.models.load import LoadedModel, load
+from specbench.models.load import LoadedModel, load, require_device, require_dtype
 from specbench.models.resolve import ResolvedModel, aliases, is_here, resolve
 from specbench.models.vocabulary import check_vocabulary, fit_vocabulary
 
@@ -16,5 +16,7 @@ __all__ = [
     "fit_vocabulary",
     "is_here",
     "load",
+    "require_device",
+    "require_dtype",
     "resolve",
 ]

@@ -69,16 +69,13 @@ def load(
     Raises:
         ModelError: an argument is unknown or unavailable, or the files cannot be read as a causal model.
     """
-    if dtype not in _DTYPES:
-        raise ModelError(
-            f"no dtype {dtype!r}{did_you_mean(dtype, _DTYPES)}", hint=f"use {', '.join(_DTYPES)}"
-        )
+    require_dtype(dtype)
     if attention not in _ATTENTIONS:
         raise ModelError(
             f"no attention {attention!r}{did_you_mean(attention, _ATTENTIONS)}",
             hint="use auto, sdpa or eager",
         )
-    place = _device(device)
+    place = require_device(device)
     resolved = resolve(model) if isinstance(model, str) else model
     folder = Path(resolved.path)
     weights = weight_files(resolved)
@@ -200,24 +197,39 @@ def _check_complete(info: Mapping[str, Any]) -> None:
             raise ValueError(f"{len(keys)} of its weights are {problem.split('_')[0]}, first {keys[0]}")
 
 
-def _device(device: str) -> torch.device:
-    """Return the device if this machine has it."""
+def require_dtype(dtype: str, option: str = "--dtype") -> None:
+    """Refuse a dtype that no model can be loaded in; the hint names the option it was given by."""
+    if dtype not in _DTYPES:
+        raise ModelError(
+            f"no dtype {dtype!r}{did_you_mean(dtype, _DTYPES)}", hint=f"{option} takes {', '.join(_DTYPES)}"
+        )
+
+
+def require_device(device: str, option: str = "--device") -> torch.device:
+    """Return the device if this machine has it; where not, the hint names the option it was given by.
+
+    Raises:
+        ModelError: there is no such device, or none that holds a model.
+    """
     import torch
+
+    kinds = f"{option} takes cpu, cuda, cuda:1, …"
+    instead = f"use {option} cpu"
 
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise ModelError(f"no device {device!r}", hint="use cpu, cuda, cuda:1, …") from error
+        raise ModelError(f"no device {device!r}", hint=kinds) from error
     if place.type == "cuda":
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (place.index or 0) >= devices:
             found = f"{devices} found" if devices else "this torch sees no CUDA device"
-            raise ModelError(f"device {device!r} is not available: {found}", hint="use --device cpu")
+            raise ModelError(f"device {device!r} is not available: {found}", hint=instead)
     elif place.type == "mps":
         if not torch.backends.mps.is_available():
-            raise ModelError(f"device {device!r} is not available here", hint="use --device cpu")
+            raise ModelError(f"device {device!r} is not available here", hint=instead)
     elif place.type != "cpu":
-        raise ModelError(f"device {device!r} cannot hold a model here", hint="use cpu, cuda, cuda:1, …")
+        raise ModelError(f"device {device!r} cannot hold a model here", hint=kinds)
     return place
 
 

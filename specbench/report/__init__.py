@@ -14,6 +14,14 @@ Format = Literal["terminal", "markdown", "json"]
 RENDERERS = {"terminal": "terminal", "markdown": "markdown", "json": "json_"}
 
 
+def require_format(format: str) -> None:  # noqa: A002
+    """Refuse a format that there is no renderer for."""
+    if format not in RENDERERS:
+        raise UsageError(
+            f"no format '{format}'{did_you_mean(format, RENDERERS)}", hint=f"known: {', '.join(RENDERERS)}"
+        )
+
+
 def report(run: Run, format: Format = "terminal", width: int | None = None, *, color: bool = False) -> str:  # noqa: A002
     """Render a run.
 
@@ -23,11 +31,7 @@ def report(run: Run, format: Format = "terminal", width: int | None = None, *, c
         width: Columns of the terminal, None for the one at hand; other formats have no width.
         color: Whether the terminal format may colour its text.
     """
-    if format not in RENDERERS:
-        raise UsageError(
-            f"no report format '{format}'{did_you_mean(format, RENDERERS)}",
-            hint=f"known: {', '.join(RENDERERS)}",
-        )
+    require_format(format)
     renderer = importlib.import_module(f"specbench.report.{RENDERERS[format]}")
     text: str = renderer.render(run, width=width, color=color)
     return text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specbench.audit.verdicts import ChiSquaredVerdict
 from specbench.metrics.definitions import DEFINITIONS
 from specbench.metrics.summary import CellSummary, Distribution
-from specbench.report.conclusions import conclusions
+from specbench.report.conclusions import conclusions, footnotes, marks_of
 from specbench.report.context import banners, context, prompts_used, workload_config
 from specbench.report.headline import Headline, headline_of
 from specbench.report.table import Cell, Column, Report, Table, Tone
@@ -20,7 +20,7 @@ from specbench.report.wording import (
     interval,
     is_again,
     milliseconds,
-    probability,
+    monte_carlo,
     shares,
     significant,
     sizes,
@@ -36,8 +36,13 @@ LEGEND = (
     "tokens/step: tokens per target step, every step counted. acc. length: acceptance length, which leaves "
     "out steps without a draft. draft acc. rate: draft acceptance rate, accepted / drafted. All pooled.",
     "cost ratio: round cost ratio, a step / an ordinary step in time; speculation wins where tokens/step "
-    "exceed break-even. pred. speedup: predicted from acceptance, draft length and draft cost alone.",
+    "exceed break-even. pred. speedup: tokens/step over what a step would cost if verifying were as cheap as "
+    "an ordinary step; what is measured below it is lost to verifying and overhead.",
     "KV overhead: draft weights + draft KV + lookahead KV of the target, at their peak.",
+)
+DISPATCH = (
+    "dispatch: how the kernels of a step were started: eager one by one, compiled from compiled code, graph "
+    "by replaying a CUDA graph, capture while recording one."
 )
 
 
@@ -49,14 +54,22 @@ def build(run: Run) -> Report:
     tables = [_workload_table(run, name, load, cells) for (name, load), cells in groups.items()]
     if run.audits:
         tables.append(_audit_table(run.audits))
+    legend = [*LEGEND, *([DISPATCH] if _shows_dispatch(run) else [])] if groups else []
     return Report(
         title=f"specbench run {run.run_id}" + (f", {run.created}" if run.created else ""),
-        context=context(run),
         banners=banners(run),
-        tables=tuple(tables),
-        legend=(LEGEND if groups else ()) + tuple(f"note: {note}" for note in run.notes),
+        heading="Against ordinary decoding:" if run.cells else "",
         conclusions=tuple(conclusions(run)) or ("Nothing has been measured yet.",),
+        footnotes=footnotes(run),
+        tables=tuple(tables),
+        legend=(*legend, *(f"note: {note}" for note in run.notes)),
+        context=context(run),
     )
+
+
+def _shows_dispatch(run: Run) -> bool:
+    """Whether there is something to tell: some step was not started kernel by kernel."""
+    return any(set(cell.dispatch) - {"eager"} for cell in run.cells)
 
 
 def row_order(cells: Iterable[CellSummary]) -> list[CellSummary]:
@@ -76,39 +89,40 @@ def _workload_table(run: Run, name: str, load: str, cells: Sequence[CellSummary]
     repeats = run.config.get("repeats")
     if isinstance(repeats, int):
         details.append(counted(repeats, "repeat"))
+    shown = _shows_dispatch(run)
     return Table(
         title=f"{name}: {', '.join(detail for detail in details if detail)}",
-        columns=_columns(headline),
-        rows=tuple(_row(cell, headline, marks.get(cell.key.strategy)) for cell in ordered),
+        columns=_columns(headline, shown),
+        rows=tuple(_row(cell, headline, marks.get(cell.key.strategy), shown) for cell in ordered),
         num_keys=2,
-        notes=(headline.explanation, *_failures(ordered)),
+        notes=(headline.explanation, *marks_of(ordered, headline), *_failures(ordered)),
         breaks=frozenset(breaks),
     )
 
 
-def _columns(headline: Headline) -> tuple[Column, ...]:
+def _columns(headline: Headline, shows_dispatch: bool) -> tuple[Column, ...]:
     overhead = "KV overhead: draft weights + draft KV + lookahead KV"
     return (
         Column("strategy", "strategy", "strategy", align="left"),
         Column("temperature", "T", "T"),
-        _metric("tokens_per_target_step", "tokens\n/step", "decoding"),
-        _metric("acceptance_length", "acc.\nlength", "decoding"),
-        _metric("draft_acceptance_rate", "draft\nacc.\nrate", "decoding"),
-        _metric("draft_s", "draft", "decoding", "ms"),
-        _metric("verify_s", "verify", "decoding", "ms"),
-        _metric("commit_s", "commit", "decoding", "ms"),
-        _metric("round_cost_ratio", "cost\nratio", "decoding"),
-        _metric("break_even_tokens_per_step", "break-\neven", "decoding"),
+        _metric(headline.field, headline.header, "speedup"),
+        _metric("predicted_speedup", "pred.\nspeedup", "speedup"),
+        _metric("tokens_per_target_step", "tokens\n/step", "speedup"),
+        _metric("break_even_tokens_per_step", "break-\neven", "speedup"),
+        _metric("draft_acceptance_rate", "draft\nacc.\nrate", "speedup"),
+        _metric("acceptance_length", "acc.\nlength", "step"),
+        _metric("draft_s", "draft", "step", "ms"),
+        _metric("verify_s", "verify", "step", "ms"),
+        _metric("commit_s", "commit", "step", "ms"),
+        _metric("round_cost_ratio", "cost\nratio", "step"),
+        Column("lookahead_kv", "KV overhead:\nweights +\ndraft + lookahead", overhead, group="memory"),
+        *([_metric("dispatch", "dispatch", "memory")] if shows_dispatch else ()),
         _metric("ttft", "TTFT", "client", "ms"),
         _metric("itl", "ITL", "client", "ms"),
         _metric("tokens_per_chunk", "tok/\nchunk", "client"),
         _metric("tpot", "TPOT", "client", "ms"),
         _metric("e2e", "E2E", "client", "ms"),
         _metric("output_throughput", "output", "client", "tok/s"),
-        _metric(headline.field, headline.header, "speedup"),
-        _metric("predicted_speedup", "pred.\nspeedup", "speedup"),
-        Column("lookahead_kv", "KV overhead:\nweights +\ndraft + lookahead", overhead, group="memory"),
-        Column("dispatch", "dis-\npatch", "dispatch", group="memory", align="left"),
     )
 
 
@@ -116,7 +130,7 @@ def _metric(name: str, header: str, group: str, unit: str = "") -> Column:
     return Column(name, header, DEFINITIONS[name].label, unit, group)
 
 
-def _row(cell: CellSummary, headline: Headline, mark: str | None) -> tuple[Cell, ...]:
+def _row(cell: CellSummary, headline: Headline, mark: str | None, shows_dispatch: bool) -> tuple[Cell, ...]:
     estimate = headline.of(cell)
     tone: Tone = "plain"
     if estimate and estimate.low is not None and estimate.high is not None:
@@ -129,24 +143,24 @@ def _row(cell: CellSummary, headline: Headline, mark: str | None) -> tuple[Cell,
     return (
         Cell(label, tone="bad" if mark else "plain"),
         Cell(f"{cell.key.temperature:g}", cell.key.temperature),
+        speedup,
+        _number(cell.predicted_speedup),
         _number(cell.tokens_per_target_step),
-        _number(cell.acceptance_length),
+        _number(cell.break_even_tokens_per_step),
         _number(cell.draft_acceptance_rate),
+        _number(cell.acceptance_length),
         _time(cell.draft_s),
         _time(cell.verify_s),
         _time(cell.commit_s),
         _number(cell.round_cost_ratio),
-        _number(cell.break_even_tokens_per_step),
+        Cell(sizes(overhead), None if None in overhead else sum(part or 0 for part in overhead)),
+        *([Cell(shares(cell.dispatch))] if shows_dispatch else ()),
         _distribution(cell.ttft),
         _distribution(cell.itl),
         _number(cell.tokens_per_chunk),
         _distribution(cell.tpot),
         _distribution(cell.e2e),
         Cell(significant(cell.output_throughput), cell.output_throughput),
-        speedup,
-        _number(cell.predicted_speedup),
-        Cell(sizes(overhead), None if None in overhead else sum(part or 0 for part in overhead)),
-        Cell(shares(cell.dispatch)),
     )
 
 
@@ -218,7 +232,7 @@ def _audit_row(audit: ChiSquaredVerdict) -> tuple[Cell, ...]:
         _count(audit.draws),
         _count(audit.df),
         Cell(fixed(audit.statistic, 1), audit.statistic),
-        Cell(probability(audit.p_value), audit.p_value),
+        Cell(monte_carlo(audit.p_value, audit.alpha), audit.p_value),
         Cell(fixed(audit.tv_upper, 3), audit.tv_upper),
         Cell(fixed(audit.smallest_detectable_tv, 3), audit.smallest_detectable_tv),
         _count(audit.drafted),

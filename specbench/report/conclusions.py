@@ -1,4 +1,4 @@
-"""The closing sentences: what was fastest, by how much, how sure, and whether the distribution held."""
+"""The answer, in a line a condition: what was fastest, how much, how sure; and whether the law held."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbench.audit.verdicts import ChiSquaredVerdict
 from specbench.metrics.summary import CellSummary, Estimate
 from specbench.report.context import workload_config
 from specbench.report.headline import Headline, headline_of
-from specbench.report.wording import bounds, is_again, listing, probability, times_ordinary
+from specbench.report.wording import is_again, listing, mark, marks_explained, monte_carlo, times_ordinary
 
 if TYPE_CHECKING:
     from specbench.bench.store import Run
@@ -18,23 +18,41 @@ Outcome = Literal["faster", "slower", "noise", "unknown"]
 
 
 def conclusions(run: Run) -> Iterator[str]:
-    """Return one paragraph per workload: every load and temperature in turn, then the audit."""
-    workloads = dict.fromkeys(cell.key.workload for cell in run.cells)
-    for name in workloads:
-        cells = [cell for cell in run.cells if cell.key.workload == name]
+    """Return one line per workload, load and temperature, then one about the audit; none without cells."""
+    for (name, load, temperature), cells in _conditions(run).items():
         headline = headline_of(workload_config(run, name))
-        loads = dict.fromkeys(cell.key.load for cell in cells)
-        clauses = []
-        for load in loads:
-            here = [cell for cell in cells if cell.key.load == load]
-            for temperature in sorted({cell.key.temperature for cell in here}):
-                same = [cell for cell in here if cell.key.temperature == temperature]
-                where = f"T={temperature:g}" + (f", load {load}" if len(loads) > 1 else "")
-                clauses.append(f"{where}: {what_was_fastest(same, headline)}.")
-        strategies = dict.fromkeys(cell.key.strategy for cell in cells if not cell.is_baseline)
-        rivals = [strategy for strategy in strategies if not is_again(strategy)]
-        baseline = next((cell.key.strategy for cell in cells if cell.is_baseline), None)
-        yield f"{name}, {' '.join(clauses)} {whether_it_held(run.audits, rivals, baseline)}{_trust(run)}"
+        several = len({cell.key.load for cell in run.cells if cell.key.workload == name}) > 1
+        where = [f"{name} {load}" if several else name, f"T={temperature:g}", headline.what]
+        yield f"{', '.join(filter(None, where))}: {what_was_fastest(cells, headline)}."
+    if run.cells:
+        others = dict.fromkeys(cell.key.strategy for cell in run.cells if not cell.is_baseline)
+        baseline = next((cell.key.strategy for cell in run.cells if cell.is_baseline), None)
+        yield whether_it_held(run.audits, [name for name in others if not is_again(name)], baseline)
+
+
+def footnotes(run: Run) -> tuple[str, ...]:
+    """Return what the marks in the conclusions mean."""
+    lines: dict[str, None] = {}
+    for (name, _, _), cells in _conditions(run).items():
+        lines |= dict.fromkeys(marks_of(cells, headline_of(workload_config(run, name))))
+    return tuple(sorted(lines))
+
+
+def marks_of(cells: Sequence[CellSummary], headline: Headline) -> list[str]:
+    """Say what the marks at the speedups of these cells mean; ordinary decoding's own is 1 by definition."""
+    return marks_explained([headline.of(cell) for cell in cells if not cell.is_baseline], headline.unit)
+
+
+def _conditions(run: Run) -> dict[tuple[str, str, float], list[CellSummary]]:
+    """Group the cells by what they have in common: workload and load as they came, temperatures rising."""
+    workloads, loads = (
+        list(dict.fromkeys(getattr(cell.key, name) for cell in run.cells)) for name in ("workload", "load")
+    )
+    found: dict[tuple[str, str, float], list[CellSummary]] = {}
+    for cell in run.cells:
+        found.setdefault((cell.key.workload, cell.key.load, cell.key.temperature), []).append(cell)
+    order = sorted(found, key=lambda key: (workloads.index(key[0]), loads.index(key[1]), key[2]))
+    return {key: found[key] for key in order}
 
 
 def what_was_fastest(cells: Sequence[CellSummary], headline: Headline) -> str:
@@ -49,27 +67,62 @@ def what_was_fastest(cells: Sequence[CellSummary], headline: Headline) -> str:
         return "no speedup was measured" if others else "only ordinary decoding was measured"
     again = next((headline.of(cell) for cell in cells if is_again(cell.key.strategy)), None)
     ranked = sorted(rivals, key=lambda name: -rivals[name].value)
-    best, rest = ranked[0], ranked[1:]
-    parts = [_first(best, rivals[best], again, headline.object)]
+    outcomes = {name: _outcome(rivals[name], again) for name in ranked}
+    winner = next((name for name in ranked if outcomes[name] == "faster"), None)
+    if winner is not None:
+        parts = [_first(winner, rivals[winner], again)]
+    elif "noise" in outcomes.values():
+        parts = ["no winner"]
+    else:
+        parts = ["nothing beat ordinary decoding"] if "unknown" not in outcomes.values() else []
     told: dict[str, list[str]] = {
-        words: []
-        for words in ("about as fast", "also faster", "inside the noise", "without an interval", "lost")
+        words: [] for words in ("about as fast", "also faster", "inside the noise", "no verdict", "lost")
     }
-    for name in rest:
-        told[_beside(rivals[name], rivals[best], again)].append(f"{name} ({rivals[name].value:.2f}x)")
-    for words, members in told.items():
-        if members:
-            parts.append(f"{listing(members)} lost" if words == "lost" else f"{words}: {listing(members)}")
+    for name in ranked:
+        if name != winner:
+            words = _beside(rivals[name], outcomes[name], rivals[winner] if winner else None)
+            full = winner is None and name == ranked[0]
+            told[words].append(f"{name} ({times_ordinary(rivals[name]) if full else _short(rivals[name])})")
+    parts += [f"{words}: {listing(members)}" for words, members in told.items() if members]
+    decided = any(_is_up_to_the_noise(rivals[name], outcomes[name], again) for name in ranked)
+    if decided and again is not None:
+        parts.append(f"ordinary against itself: {times_ordinary(again)}")
     return "; ".join(parts)
 
 
-def _beside(estimate: Estimate, best: Estimate, again: Estimate | None) -> str:
-    """Word how a strategy did that was not the best; overlapping intervals do not tell two apart."""
-    outcome = _outcome(estimate, again)
+def _short(estimate: Estimate) -> str:
+    return f"{estimate.value:.2f}x{mark(estimate)}"
+
+
+def _first(name: str, estimate: Estimate, again: Estimate | None) -> str:
+    """Word a winner, and how it stands to the noise unless it is clear of it."""
+    sentence = f"{name} was fastest, {times_ordinary(estimate)}"
+    if again is None:
+        return f"{sentence}, with no A/A row to judge the noise by"
+    return f"{sentence}, though that overlaps the noise" if _overlaps(estimate, again) else sentence
+
+
+def _beside(estimate: Estimate, outcome: Outcome, winner: Estimate | None) -> str:
+    """Word how a strategy did that did not win; overlapping intervals do not tell two apart."""
     if outcome == "faster":
         assert estimate.high is not None  # else the outcome is unknown
-        return "about as fast" if best.low is not None and estimate.high >= best.low else "also faster"
-    return {"noise": "inside the noise", "unknown": "without an interval", "slower": "lost"}[outcome]
+        assert winner is not None  # the fastest of those that are faster
+        return "about as fast" if winner.low is not None and estimate.high >= winner.low else "also faster"
+    return {"noise": "inside the noise", "unknown": "no verdict", "slower": "lost"}[outcome]
+
+
+def _is_up_to_the_noise(estimate: Estimate, outcome: Outcome, again: Estimate | None) -> bool:
+    """Whether the A/A row and not the strategy's own interval says how it did, or how surely."""
+    if estimate.low is None or estimate.high is None:
+        return True
+    if outcome == "faster":
+        return _overlaps(estimate, again)
+    return outcome == "noise" and not estimate.low <= 1 <= estimate.high
+
+
+def _overlaps(estimate: Estimate, again: Estimate | None) -> bool:
+    """Whether the interval of a faster strategy reaches down into the noise."""
+    return estimate.low is not None and estimate.low <= _noise(again)[1]
 
 
 def whether_it_held(
@@ -84,7 +137,7 @@ def whether_it_held(
     parts = []
     failed = [a for a in audits if a.verdict == "FAIL" and a.strategy in (*strategies, baseline)]
     if failed:
-        named = listing([f"{a.strategy} (p = {probability(a.p_value)})" for a in failed])
+        named = listing([f"{a.strategy} ({_p(a)})" for a in failed])
         parts.append(f"DID NOT HOLD for {named}")
     passed = [audit for audit in relevant if audit.verdict == "PASS"]
     if passed:
@@ -102,15 +155,17 @@ def whether_it_held(
 
 
 def _outcome(estimate: Estimate, again: Estimate | None) -> Outcome:
-    """Judge one speedup by its own interval, and by what ordinary decoding scores against itself."""
+    """Judge one speedup by its own interval, and by what ordinary decoding scores against itself.
+
+    A strategy won if its interval lies above 1 and its value beyond the noise, and lost only if its whole
+    interval lies below both.
+    """
     if estimate.low is None or estimate.high is None:
         return "unknown"
     low, high = _noise(again)
-    if estimate.low > 1:
-        return "faster" if estimate.value > high else "noise"
-    if estimate.high < 1:
-        return "slower" if estimate.value < low else "noise"
-    return "noise"
+    if estimate.low > 1 and estimate.value > high:
+        return "faster"
+    return "slower" if estimate.high < low else "noise"
 
 
 def _noise(again: Estimate | None) -> tuple[float, float]:
@@ -122,24 +177,9 @@ def _noise(again: Estimate | None) -> tuple[float, float]:
     return min(low, 1.0), max(high, 1.0)
 
 
-def _first(name: str, estimate: Estimate, again: Estimate | None, ordinary: str) -> str:
-    """Word the best strategy: whether it won, and how far that is beyond the noise."""
-    measured = times_ordinary(estimate)
-    outcome = _outcome(estimate, again)
-    if outcome == "unknown":
-        return f"{name} came out first, {measured} {ordinary}, but too little was measured for an interval"
-    if outcome == "slower":
-        return f"nothing beat {ordinary}; the best, {name}, lost ({measured})"
-    if outcome == "noise":
-        cause = f"; ordinary against itself: {times_ordinary(again)}" if again else ""
-        return f"no strategy stood out; the best, {name}, is inside the noise ({measured}{cause})"
-    sentence = f"{name} was fastest: {estimate.value:.2f}x {ordinary} {bounds(estimate)}"
-    if again is None:
-        return f"{sentence}, no A/A row to judge the noise by"
-    _, high = _noise(again)
-    assert estimate.low is not None  # else the outcome is unknown
-    clear = "clear of" if estimate.low > high else "though that interval overlaps"
-    return f"{sentence}, {clear} the noise (ordinary against itself: {times_ordinary(again)})"
+def _p(audit: ChiSquaredVerdict) -> str:
+    text = monte_carlo(audit.p_value, audit.alpha)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def _power(audits: Sequence[ChiSquaredVerdict]) -> str:
@@ -148,15 +188,3 @@ def _power(audits: Sequence[ChiSquaredVerdict]) -> str:
     detectable = [a.smallest_detectable_tv for a in audits if a.smallest_detectable_tv is not None]
     text = f"chi-squared at T={listing([f'{t:g}' for t in settings])}"
     return text + (f", smallest detectable TV {max(detectable):.3f}" if detectable else "")
-
-
-def _trust(run: Run) -> str:
-    """Say once more, where the claim is made, that its times cannot be trusted."""
-    reasons = []
-    if run.busy and run.busy.get("busy"):
-        reasons.append("the machine was busy")
-    if run.config.get("engine") == "simulated":
-        reasons.append("the engine was simulated")
-    if run.config.get("inject"):
-        reasons.append(f"fault '{run.config['inject']}' was injected")
-    return f" ({listing(reasons).capitalize()}.)" if reasons else ""

@@ -66,12 +66,14 @@ def _banners(run: Run) -> Iterator[str]:
     lossy = _strategies(run, "LOSSY")
     if lossy:
         yield f"LOSSY: {listing(lossy)} change{'s' if len(lossy) == 1 else ''} the output by design."
-    for name, workload in _mapping(run.config.get("workloads")).items():
-        entry = _mapping(workload)
+    workloads = {name: _mapping(entry) for name, entry in _mapping(run.config.get("workloads")).items()}
+    for name, entry in workloads.items():
         if entry.get("ignore_eos"):
             yield f"FORCED LENGTH: {name} ignores the end-of-text token, so outputs run to the token limit."
-        if " of " in prompts_used(entry):
-            yield f"LIMITED: {name} used {prompts_used(entry)}: wider intervals."
+    used = {name: prompts_used(entry) for name, entry in workloads.items()}
+    limited = [f"{name} {text}" for name, text in used.items() if " of " in text]
+    if limited:
+        yield f"LIMITED, and so wider intervals: {', '.join(limited)}."
 
 
 def _strategies(run: Run, verdict: str) -> list[str]:

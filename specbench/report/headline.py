@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from specbench.metrics.summary import CellSummary, Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One speedup: the field that holds it, its column, what it compares, and what its interval is."""
+    """One speedup: the field that holds it, its column, what it is in a sentence, and what its interval is.
+
+    `what` tells it from the decode speedup in a sentence; `unit` is what the interval is made of.
+    """
 
     field: str
     header: str
-    object: str
+    what: str
+    unit: Literal["prompt", "repeat"]
     explanation: str
 
     def of(self, cell: CellSummary) -> Estimate | None:
@@ -28,20 +32,23 @@ HEADLINES = {
     "decode": Headline(
         "decode_speedup",
         "decode\nspeedup",
-        "ordinary decoding",
+        "",
+        "prompt",
         "decode speedup: ordinary TPOT / this TPOT, geometric mean over prompts [95 % bootstrap interval].",
     ),
     "e2e": Headline(
         "e2e_speedup",
         "E2E\nspeedup",
-        "ordinary decoding end to end",
+        "end to end",
+        "prompt",
         "E2E speedup: ordinary latency per output token / this one's, geometric mean over prompts "
         "[95 % bootstrap interval].",
     ),
     "throughput": Headline(
         "throughput_ratio",
         "throughput\nratio",
-        "the throughput of ordinary decoding",
+        "throughput",
+        "repeat",
         "throughput ratio: output throughput / ordinary's at the same load, geometric mean over repeats "
         "[range of the repeats].",
     ),

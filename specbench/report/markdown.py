@@ -22,7 +22,10 @@ def render_report(report: Report) -> str:
     blocks = [f"### {inline(report.title)}"]
     if report.banners:
         blocks.append("> [!WARNING]\n" + "\n".join(f"> - {inline(banner)}" for banner in report.banners))
+    if report.heading:
+        blocks.append(inline(report.heading))
     blocks.append("\n".join(f"- {inline(text)}" for text in report.conclusions))
+    blocks.extend(inline(line) for line in report.footnotes)
     for table in report.tables:
         blocks.append(f"#### {inline(table.title)}")
         blocks.append("\n".join(table_lines(table)))

@@ -52,11 +52,16 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything a human-readable format shows, in the order it shows it."""
+    """Everything a human-readable format shows, in the order it shows it.
+
+    `conclusions`, under their `heading`, are the answer; `footnotes` explain the marks in them.
+    """
 
     title: str
-    context: tuple[str, ...]
     banners: tuple[str, ...]
+    heading: str
+    conclusions: tuple[str, ...]
+    footnotes: tuple[str, ...]
     tables: tuple[Table, ...]
     legend: tuple[str, ...]
-    conclusions: tuple[str, ...]
+    context: tuple[str, ...]

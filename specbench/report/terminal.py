@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -29,17 +30,19 @@ def render(run: Run, *, width: int | None = None, color: bool = False) -> str:
     output = io.StringIO()
     console = console_for(output, width, color)
     console.print(report.title, style="bold")
-    for line in report.context:
+    print_lines(console, [f"! {banner}" for banner in report.banners], "bold yellow")
+    console.print()
+    if report.heading:
+        console.print(report.heading)
+    for conclusion in report.conclusions:
+        lines = textwrap.wrap(conclusion, width, subsequent_indent="  ", break_on_hyphens=False)
+        console.print("\n".join(lines), style="bold")
+    for line in report.footnotes:
         console.print(line, style="dim")
-    if report.banners:
-        console.print()
-    for banner in report.banners:
-        console.print(f"! {banner}", style="bold yellow")
     for table in report.tables:
         print_table(console, table, width)
     print_lines(console, report.legend, "dim")
-    for conclusion in report.conclusions:
-        print_lines(console, (conclusion,), "bold")
+    print_lines(console, report.context, "dim")
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
 
 

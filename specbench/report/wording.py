@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from specbench.metrics.summary import CellSummary, Distribution, Estimate
 
 DASH = "–"
 """What was not measured. Absent is not zero."""
+
+FEW = 5
+"""Prompts or repeats below which an interval is marked as too narrow (see `stats.paired_speedup`)."""
+
+NO_INTERVAL, FEW_UNITS = "†", "‡"
+"""What marks a figure without an interval, and one whose interval rests on fewer than FEW units."""
 
 _BYTE_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
@@ -41,20 +47,37 @@ def distribution(times: Distribution | None) -> str:
 
 
 def interval(estimate: Estimate | None) -> str:
-    """Write `1.23 [1.18, 1.29]`, or the value alone where there is no interval."""
-    return DASH if estimate is None else f"{estimate.value:.2f}{bounds(estimate, ' ')}"
+    """Write `1.23 [1.18, 1.29]`, `1.23 [1.18, 1.29]‡` or `1.23†` (see `mark`)."""
+    return DASH if estimate is None else f"{estimate.value:.2f}{_bounds(estimate)}{mark(estimate)}"
 
 
 def times_ordinary(estimate: Estimate) -> str:
-    """Write `1.23x [1.18, 1.29]`."""
-    return f"{estimate.value:.2f}x{bounds(estimate, ' ')}"
+    """Write `1.23x [1.18, 1.29]`, with its mark if it has one."""
+    return f"{estimate.value:.2f}x{_bounds(estimate)}{mark(estimate)}"
 
 
-def bounds(estimate: Estimate, before: str = "") -> str:
-    """Write `[1.18, 1.29]`, or nothing where there is no interval."""
+def _bounds(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return ""
-    return f"{before}[{estimate.low:.2f}, {estimate.high:.2f}]"
+    return f" [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def mark(estimate: Estimate) -> str:
+    """Return the sign of an estimate that rests on too little, or nothing."""
+    if estimate.low is None or estimate.high is None:
+        return NO_INTERVAL
+    return FEW_UNITS if estimate.num < FEW else ""
+
+
+def marks_explained(estimates: Iterable[Estimate | None], unit: str) -> list[str]:
+    """Say what the marks of these estimates mean; `unit` is what their intervals are made of."""
+    marks = {mark(estimate) for estimate in estimates if estimate is not None}
+    more = {"prompt": "measure more prompts", "repeat": "add --repeats 5"}[unit]
+    words = {
+        NO_INTERVAL: f"one {unit} only, so no interval and no verdict; {more}.",
+        FEW_UNITS: f"fewer than {FEW} {unit}s behind this interval, which is too narrow; {more}.",
+    }
+    return [f"{sign} {text}" for sign, text in words.items() if sign in marks]
 
 
 def probability(value: float | None) -> str:
@@ -62,6 +85,16 @@ def probability(value: float | None) -> str:
     if value is None:
         return DASH
     return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}" if value > 0 else "0"
+
+
+def monte_carlo(value: float | None, alpha: float) -> str:
+    """Write a Monte Carlo p-value read at level `alpha`; the least it can be, as a bound: `< 4e-05`."""
+    from specbench.stats import smallest_p_value  # here, because it loads numpy
+
+    if value is None or not math.isclose(value, smallest_p_value(alpha), rel_tol=1e-9):
+        return probability(value)
+    step = 10.0 ** min(-3, math.floor(math.log10(value)))
+    return f"< {probability(math.ceil(value / step - 1e-9) * step)}"
 
 
 def sizes(parts: Sequence[int | None]) -> str:
