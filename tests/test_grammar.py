@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import json
 import random
 import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +20,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from specbench import models as specbench_models
-from specbench.errors import UsageError
+from specbench.bench.run import _encode
+from specbench.errors import UsageError, WorkloadError
 from specbench.grammar import parse_grammar
 from specbench.runtime.grammar import (
     DraftConstraint,
@@ -27,6 +31,7 @@ from specbench.runtime.grammar import (
     unpack,
     window_masks,
 )
+from specbench.workloads import load
 
 EOS = "<eos>"
 PADDING = 3
@@ -300,6 +305,56 @@ def test_documents_are_laid_out_on_one_line() -> None:
         matchers = [compiler.matcher("json:" + json.dumps(each)) for each in (schema, loose)]
         fits = [all(matcher.accept(token) for token in tokens) for matcher in matchers]
         assert fits == [strict, True]
+
+
+@functools.cache
+def made() -> dict[str, dict[str, str]]:
+    """Return the answers that the bundled prompts were made with, by workload and prompt."""
+    tools = str(Path(__file__).parents[1] / "tools")
+    sys.path.insert(0, tools)
+    try:
+        module = importlib.import_module("make_structured_workloads")
+    finally:
+        sys.path.remove(tools)
+    drafts = {"structured": module.structured(), "tiny-structured": module.tiny_structured()}
+    return {
+        name: {d.body if isinstance(d.body, str) else d.body[0]["content"]: d.answer for d in listed}
+        for name, listed in drafts.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["structured", "tiny-structured"])
+def test_bundled_grammars_permit_the_answer(name: str) -> None:
+    """Each bundled grammar permits the answer its prompt was made with, and fewer tokens than there are."""
+    compiler, tokenizer = tiny()
+    workload = load(name)
+    answers = made()[name]
+    longest = 0
+    for prompt in workload.prompts:
+        assert prompt.grammar is not None
+        answer = answers[prompt.text or (prompt.messages or ())[0]["content"]]
+        matcher = compiler.matcher(prompt.grammar)
+        assert int(matcher.allowed().sum()) < compiler.vocab_size / 2
+        tokens = [*tokenizer.encode(answer), *compiler.eos_ids]
+        assert all(matcher.accept(token) for token in tokens), (prompt.id, answer)
+        longest = max(longest, len(tokens))
+    if name.startswith("tiny"):
+        assert 40 < longest <= workload.max_new_tokens
+
+
+def test_prompts_keep_their_grammars(tmp_path: Path) -> None:
+    """A prompt's grammar reaches the run, where one that its model cannot satisfy is refused by name."""
+    model = specbench_models.load("tiny")
+    rows = [{"prompt": "x", "grammar": "regex:[0-9]+"}, {"prompt": "y"}]
+    file = tmp_path / "some.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    encoded = _encode(load(file), model)
+    assert [prompt.grammar for prompt in encoded] == ["regex:[0-9]+", None]
+    rows[1].update(id="second", grammar=r"regex:[^\x00-\x{10ffff}]")
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(WorkloadError, match=r"prompt 'second' of 'some': .* cannot write any text") as caught:
+        _encode(load(file), model)
+    assert "\n" not in caught.value.message
 
 
 # --- going back -------------------------------------------------------------------------------

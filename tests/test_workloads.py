@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import json
 import math
 import subprocess
@@ -26,7 +26,7 @@ from specbench.workloads.library import bundled_folder
 from specbench.workloads.workload import stratified
 
 ROOT = Path(__file__).resolve().parents[1]
-BUNDLED = ["high-concurrency", "novel", "predictable", "short-output"]
+BUNDLED = ["high-concurrency", "novel", "predictable", "short-output", "structured"]
 TINY = [f"tiny-{name}" for name in BUNDLED]
 CHARACTERS_PER_TOKEN = 4.2
 
@@ -51,7 +51,7 @@ def refused(spec: str | Path) -> WorkloadError:
 
 
 def test_available() -> None:
-    """The bundled workloads, four for real models and four for the bundled pair, are listed in order."""
+    """The bundled workloads, five for real models and five for the bundled pair, are listed in order."""
     assert available() == sorted(BUNDLED + TINY)
 
 
@@ -94,6 +94,7 @@ def test_header_agrees(name: str) -> None:
         ("novel", "decode", 128, ["c=1"]),
         ("short-output", "e2e", 16, ["c=1"]),
         ("high-concurrency", "throughput", 64, ["c=1", "c=8", "c=32", "poisson=0.7"]),
+        ("structured", "decode", 128, ["c=1"]),
     ],
 )
 def test_settings(name: str, headline: str, max_new_tokens: int, loads: list[str]) -> None:
@@ -140,6 +141,18 @@ def test_lengths(name: str) -> None:
         assert max(lengths) < 200
 
 
+@pytest.mark.parametrize("name", BUNDLED + TINY)
+def test_grammars_where_they_belong(name: str) -> None:
+    """Each prompt of the structured workloads has a grammar, of every kind, and no other prompt has one."""
+    grammars = [prompt.grammar for prompt in load(name).prompts]
+    if name.endswith("structured"):
+        kinds = Counter(str(grammar).partition(":")[0] for grammar in grammars)
+        assert set(kinds) == {"json", "regex", "choice"}
+        assert min(kinds.values()) >= 16
+    else:
+        assert set(grammars) == {None}
+
+
 @pytest.mark.parametrize("name", BUNDLED)
 def test_long_prompts_vary(name: str) -> None:
     """A long prompt is varied text: no line or sentence of it makes up its length by repetition."""
@@ -167,19 +180,17 @@ def test_file_order_is_stratified(name: str) -> None:
     assert workload.limited(17).prompts == workload.prompts[:17]
 
 
-def test_generator_reproduces_files() -> None:
-    """tools/make_workloads.py gives the committed files byte for byte."""
-    path = ROOT / "tools" / "make_workloads.py"
-    if not path.exists():
+@pytest.mark.parametrize(
+    ("tool", "names"),
+    [("make_workloads", BUNDLED[:4]), ("make_structured_workloads", ["structured", "tiny-structured"])],
+)
+def test_generator_reproduces_files(tool: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tools that make workloads give the committed files byte for byte."""
+    if not (ROOT / "tools").exists():
         pytest.skip("not a checkout")
-    spec = importlib.util.spec_from_file_location("make_workloads", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_workloads"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    built = module.build()
-    assert sorted(built) == sorted(f"{name}.{kind}" for name in BUNDLED for kind in ("jsonl", "yaml"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    built = importlib.import_module(tool).build()
+    assert sorted(built) == sorted(f"{name}.{kind}" for name in names for kind in ("jsonl", "yaml"))
     for name, text in built.items():
         assert (bundled_folder() / name).read_bytes() == text.encode(), name
 

@@ -1,8 +1,9 @@
 """Which tokens a grammar lets follow, for the target's window and while drafting.
 
-llguidance does the parsing: it rolls back any number of tokens, refuses a schema keyword that it cannot
-enforce where XGrammar passes over some, and is one MIT-licensed abi3 wheel of 3 MB without dependencies
-(XGrammar wants torch, triton and TVM). It is imported when the first grammar is compiled.
+llguidance does the parsing: it rolls back any number of tokens, and refuses a schema keyword that it cannot
+enforce, where XGrammar 0.2.9 passes over `not`, `if`, `contains` and `uniqueItems`. It is one wheel of 3 MB
+for every Python under the MIT licence, without dependencies (XGrammar wants torch, triton and TVM), and is
+imported when the first grammar is read.
 
 Under speculation a grammar is one more step of processing: in every row of the window the tokens it forbids
 get probability 0, by that row's own ancestors. That alone is lossless, because verification then compares
