@@ -85,6 +85,7 @@ def schedule(
             max_new_tokens=prompt.max_new_tokens,
             temperature=unit.temperature,
             seed=_seed(seed, unit.workload, prompt.id, unit.repeat, "again" if again else ""),
+            **({"grammar": prompt.grammar} if prompt.grammar is not None else {}),
         )
         request = Request(index * samples, prompt.tokens, params, prompt.id, arrivals[index])
         requests += draw_samples(request, samples)
