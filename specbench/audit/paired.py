@@ -74,8 +74,8 @@ class Paired:
         name: Of the result; "A/A" for the control arm.
 
     References:
-        Ramdas et al., "Testing exchangeability" and "Game-theoretic statistics" (2023), on betting with
-        symmetric differences; Model Equality Testing, arXiv 2410.20247, for the setting.
+        Ramdas et al., "Game-theoretic statistics and safe anytime-valid inference" (2023), on betting; Model
+        Equality Testing, arXiv 2410.20247, for the setting.
 
     >>> generator = np.random.default_rng(0)
     >>> test = Paired(alpha=0.001, scores=["surprisal"])
@@ -161,7 +161,8 @@ def planned(
         resamples: At least 10 / alpha, the default.
 
     References:
-        Fisher, The Design of Experiments (1935), section 21; Westfall and Young (1993), on the largest statistic.
+        Fisher, The Design of Experiments (1935), section 21; Westfall and Young, Resampling-Based Multiple
+        Testing (1993), on the largest of several statistics.
     """
     values = np.asarray(differences, dtype=np.float64)
     if values.ndim != 2 or not np.isfinite(values).all():

@@ -41,7 +41,7 @@ def exact(p: npt.ArrayLike, tokens: npt.ArrayLike) -> ComponentResult:
         tokens: Emitted tokens [n].
 
     References:
-        AUDIT's companion tests; the parameters as in transformers' `generate`.
+        Holtzman et al., arXiv 1904.09751 (top-p); Nguyen et al., arXiv 2407.01082 (min-p).
 
     >>> exact([[0.5, 0.5, 0.0]] * 2, [0, 2]).words
     '1 of 2 tokens is one the target cannot emit here; the first is number 1'

@@ -118,8 +118,8 @@ def judge(
         minimum_combined: Least count of a cell, both arms together.
 
     References:
-        Pearson, Biometrika 8 (1911), on two samples; Good, Permutation, Parametric and Bootstrap Tests (2005);
-        arXiv 2410.20247 for the setting.
+        Pearson, Biometrika 8 (1911), on two samples; Good, Permutation, Parametric and Bootstrap Tests of
+        Hypotheses (2005); arXiv 2410.20247 for the setting.
 
     >>> arms = Arms(on=["a"] * 70 + ["b"] * 30, off=["a"] * 40 + ["b"] * 60)
     >>> result = judge([arms], alpha=0.01, generator=np.random.default_rng(0))
