@@ -15,7 +15,7 @@ from specbench.audit.verdicts import ComponentResult
 
 RATIO_SCALES = (1.03, 1.1, 1.3)
 SLACKS = (0.01, 0.05, 0.2)
-FORCED_SHARES = (0.02, 0.1, 0.5)
+FORCED_SHARES = (0.01, 0.1, 0.5)
 WAGERS = (0.05, 0.15, 0.4, 0.8)
 
 FLOAT32_TOLERANCE = 1e-4

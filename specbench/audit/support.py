@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,7 @@ class Margin:
     """An e-process that grows with tokens that lie outside the support by more than a margin.
 
     Null hypothesis: given the past, a token lies beyond the margin with probability at most 1e-4. The bets
-    are Bernoulli likelihood ratios of .001, .01, .1 and .5 against 1e-4, so that two or three strays in a
+    are Bernoulli likelihood ratios of .001, .01, .1 and .5 against 1e-4, so that a handful of strays in a
     thousand tokens are enough for an alarm, and one in ten thousand is not.
 
     Invalid when the margin was chosen from the audited tokens: measure it on ordinary decoding.
@@ -65,57 +66,45 @@ class Margin:
 
     Args:
         alpha: Its share of the error budget.
-        margin: In logits, as `log_margins` measures them.
 
     References:
         Ramdas et al., "Game-theoretic statistics and safe anytime-valid inference" (2023).
     """
 
-    def __init__(self, alpha: float, margin: float) -> None:
-        if not margin >= 0:
-            raise ValueError(f"margin is {margin}; expected 0 or more")
-        self.margin = margin
+    def __init__(self, alpha: float) -> None:
         self.mixture = rare_event_mixture(alpha)
         self.strays = 0
 
-    def add(self, margins: npt.ArrayLike) -> None:
-        """Take in the log-margins of the emitted tokens in order [n]: positive inside, negative outside."""
-        values = np.asarray(margins, dtype=np.float64)
-        if np.isnan(values).any():
-            raise ValueError("a margin is not a number")
-        beyond = values < -self.margin
+    def add(self, zones: npt.ArrayLike) -> None:
+        """Take in the zones of the emitted tokens in order [n] (see `zones`)."""
+        beyond = np.asarray(zones) < 0
         self.strays += int(beyond.sum())
         self.mixture.multiply(rare_event_factors(beyond, NULL_RATE))
 
     def result(self) -> ComponentResult:
         """Return what was found so far."""
-        words = f"{self.strays} of {self.mixture.steps} tokens lie more than {self.margin:g} outside"
-        return self.mixture.component(
-            "support", self.mixture.steps, found=f"{words} the support", quiet=f"{words} the support"
-        )
+        steps = self.mixture.steps
+        words = f"{self.strays} of {steps} tokens lie outside the support by more than the margin"
+        return self.mixture.component("support", steps, found=words, quiet=words)
 
 
-def lump(
-    p: npt.ArrayLike, margins: npt.ArrayLike, tokens: npt.ArrayLike, margin: float
-) -> tuple[FloatArray, IntArray]:
-    """Join all tokens within `margin` of the edge, inside or out, into one symbol, numbered vocab.
+def lump(p: npt.ArrayLike, zones: npt.ArrayLike, tokens: npt.ArrayLike) -> tuple[FloatArray, IntArray]:
+    """Join all tokens near the edge, inside or out, into one symbol, numbered vocab.
 
     The partition depends on the row alone, not on the token that was emitted, so every test of the lumped
     tokens against the lumped law is valid where it was on the plain ones.
 
     Args:
         p: Processed probabilities [n, vocab].
-        margins: Log-margins of every token [n, vocab].
+        zones: Of every token [n, vocab].
         tokens: Emitted tokens [n].
-        margin: In logits.
 
     Returns:
         The lumped law [n, vocab + 1] and the lumped tokens [n].
     """
     rows, emitted = np.asarray(p, dtype=np.float64), np.asarray(tokens, dtype=np.int64)
-    distances = np.asarray(margins, dtype=np.float64)
     _check_shapes(rows, emitted)
-    near = np.abs(distances) <= margin
+    near = np.asarray(zones) == 0
     lumped = np.concatenate(
         [np.where(near, 0.0, rows), np.where(near, rows, 0.0).sum(1, keepdims=True)], axis=1
     )
@@ -123,72 +112,102 @@ def lump(
     return lumped, np.where(is_near, rows.shape[1], emitted)
 
 
-def log_margins(
+def zones(
     logits: npt.ArrayLike,
+    margin: float,
     *,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
     order: Sequence[str] = GENERATE_ORDER,
-) -> FloatArray:
-    """Return how far each token lies inside the support (positive) or outside (negative) [n, vocab].
+) -> npt.NDArray[np.int8]:
+    """Say of each token whether it is in the support if every logit may be off by `margin` [n, vocab].
 
-    Measured in logits: to first order, the error of every logit that it would take to carry the token across
-    the edge. The difference of two logits changes by at most twice that, and so do the log odds of the
-    mass above a token, by which top-p decides. Parameters apply in `order`, each to what the one before
-    left; a token's margin is its least.
+    1 is surely inside, -1 surely outside, and 0 may be either: near the edge. Bounds, on the safe side: two
+    logits may change their distance, and the log odds of a set its value, by twice the margin, and each
+    step sees both what may and what must have been left by the one before.
 
     Args:
-        logits: Raw logits [n, vocab], -inf for what grammar or bias forbid; such tokens get -inf.
+        logits: Raw logits [n, vocab], -inf for what grammar or bias forbid.
+        margin: In logits, 0 or more.
         temperature: Above 0.
         top_k: 0 is off.
         top_p: 1 is off.
         min_p: 0 is off.
         order: As declared by the decoder.
     """
-    scores = np.array(logits, dtype=np.float64)
     if not temperature > 0:
         raise ValueError("at temperature 0 the support is one token: see greedy regret")
-    alive = scores > -math.inf
-    margins = np.where(alive, math.inf, -math.inf)
-    scale = 1.0  # logit errors are divided by the temperature along with the logits
-    for name in order:
-        if name == "temperature":
-            scores, scale = scores / temperature, temperature
-            continue
-        remaining = np.where(alive, scores, -math.inf)
-        if name == "top_k" and 0 < top_k < scores.shape[1]:
-            here = _top_k_margins(scores, remaining, top_k)
-        elif name == "top_p" and top_p < 1:
-            here = _top_p_margins(scores, remaining, top_p)
-        elif name == "min_p" and min_p > 0:
-            here = scores - remaining.max(1, keepdims=True) - math.log(min_p)
-        else:
-            continue
-        margins = np.minimum(margins, here * scale / 2)
-        alive &= here >= 0
-    return margins
+    if not margin >= 0:
+        raise ValueError(f"margin is {margin}; expected 0 or more")
+    result = []
+    for row in np.asarray(logits, dtype=np.float64):
+        places = np.argsort(row, kind="stable")
+        edge = _Edge(row[places], 2 * margin)
+        for name in order:
+            if name == "temperature":
+                edge.rescale(temperature)
+            elif name == "top_k" and top_k > 0:
+                edge.cut_top_k(top_k)
+            elif name == "top_p" and top_p < 1:
+                edge.cut_top_p(top_p)
+            elif name == "min_p" and min_p > 0:
+                edge.cut_min_p(min_p)
+        zone = np.empty(len(row), dtype=np.int8)
+        zone[places] = np.where(edge.sure, 1, np.where(edge.possible, 0, -1))
+        result.append(zone)
+    return np.stack(result)
 
 
-def _top_k_margins(scores: FloatArray, remaining: FloatArray, top_k: int) -> FloatArray:
-    kth = -np.partition(-remaining, top_k - 1, axis=1)[:, top_k - 1 : top_k]
-    following = np.where(remaining < kth, remaining, -math.inf).max(1, keepdims=True)
-    with np.errstate(invalid="ignore"):  # -inf - -inf where fewer than top_k remain: nothing is cut
-        return np.asarray(np.where(scores >= kth, scores - following, scores - kth))
+class _Edge:
+    """One row, ascending: which tokens may and which must remain when distances are off by `slack`."""
 
+    def __init__(self, scores: FloatArray, slack: float) -> None:
+        self.scores = scores
+        self.slack = slack
+        self.possible = scores > -math.inf
+        self.sure = self.possible.copy()
 
-def _top_p_margins(scores: FloatArray, remaining: FloatArray, top_p: float) -> FloatArray:
-    weights = np.exp(remaining - remaining.max(1, keepdims=True))
-    weights /= weights.sum(1, keepdims=True)
-    # Ascending and stable: of equal logits the lower id goes first, as in transformers on a CPU.
-    order = np.argsort(scores, axis=1, kind="stable")[:, ::-1]
-    ordered = np.take_along_axis(weights, order, 1)
-    above = np.empty_like(ordered)
-    np.put_along_axis(above, order, np.clip(ordered.cumsum(1) - ordered, 0.0, 1.0), 1)
-    with np.errstate(divide="ignore"):
-        log_odds = np.log(above) - np.log1p(-above)
-    return np.asarray(math.log(top_p) - math.log1p(-top_p) - log_odds)
+    def rescale(self, temperature: float) -> None:
+        self.scores = self.scores / temperature
+        self.slack /= temperature
+
+    def cut_top_k(self, top_k: int) -> None:
+        above, _ = self._above(self.sure.astype(np.float64), self.slack)
+        upto, _ = self._above(self.possible.astype(np.float64), -self.slack)
+        self._keep(above < top_k, upto - self.possible < top_k)
+
+    def cut_top_p(self, top_p: float) -> None:
+        weights = np.exp(self.scores - self.scores[-1])
+        fewest_above, _ = self._above(weights * self.sure, self.slack)
+        most_below = (weights * self.possible).sum() - fewest_above
+        own = weights * self.possible
+        most_above, _ = self._above(own, -self.slack)
+        _, fewest_below = self._above(weights * self.sure, -self.slack)
+        odds = top_p / (1 - top_p)
+        # Rounding in the sums must not put a token that is alone on the wrong side.
+        rounding = 1e-12 * weights.sum()
+        stretch = math.exp(self.slack)
+        self._keep(
+            fewest_above - rounding <= odds * most_below * stretch,
+            (most_above - own + rounding) * stretch < odds * (fewest_below + own),
+        )
+
+    def cut_min_p(self, min_p: float) -> None:
+        least = self.scores[-1] + math.log(min_p)
+        self._keep(self.scores + self.slack >= least, self.scores - self.slack >= least)
+
+    def _keep(self, may: npt.NDArray[np.bool_], must: npt.NDArray[np.bool_]) -> None:
+        self.possible &= may
+        self.sure &= must & self.possible
+
+    def _above(self, values: FloatArray, distance: float) -> tuple[FloatArray, FloatArray]:
+        """Sum values over the tokens above each score + distance (from it on if below), and over the rest."""
+        sums = np.concatenate([[0.0], values.cumsum()])
+        side: Literal["left", "right"] = "right" if distance >= 0 else "left"
+        places = np.searchsorted(self.scores, self.scores + distance, side=side)
+        return np.asarray(sums[-1] - sums[places]), np.asarray(sums[places])
 
 
 def _check_shapes(rows: FloatArray, tokens: IntArray) -> None:
