@@ -298,11 +298,16 @@ def test_a_request_without_an_answer_breaks_whatever_asked(fault: str) -> None:
 # Breaking the real loop
 
 
-def altered(generate: Generate, change: Callable[[Request], Request]) -> Generate:
-    """Return a decoder that is asked for something else than was asked."""
+def asked_otherwise(generate: Generate, change: Callable[[Request, int], dict[str, Any]]) -> Generate:
+    """Return a decoder that is asked for something else than was asked, by place in the batch."""
 
-    def broken(requests: Sequence[Request]) -> list[RequestRecord]:
-        return list(generate([change(request) for request in requests]))
+    def broken(requests: Sequence[Request]) -> Sequence[RequestRecord]:
+        return generate(
+            [
+                replace(request, sampling=replace(request.sampling, **change(request, place)))
+                for place, request in enumerate(requests)
+            ]
+        )
 
     return broken
 
@@ -310,30 +315,23 @@ def altered(generate: Generate, change: Callable[[Request], Request]) -> Generat
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("length limits", lambda s: replace(s, max_new_tokens=s.max_new_tokens + 1)),
-        ("stop ids", lambda s: replace(s, stop_token_ids=())),
-        ("distinct samples", lambda s: replace(s, seed=5)),
-        ("seeds", lambda s: replace(s, seed=s.seed + 1)),
-        ("alone or in a batch", None),
+        ("length limits", lambda request, place: {"max_new_tokens": request.sampling.max_new_tokens + 1}),
+        ("stop ids", lambda request, place: {"stop_token_ids": ()}),
+        ("distinct samples", lambda request, place: {"seed": 5}),
+        ("seeds", lambda request, place: {"seed": request.sampling.seed + 1}),
+        ("alone or in a batch", lambda request, place: {"seed": place}),
     ],
 )
 def test_wrappers_around_the_real_loop_are_noticed(name: str, change: Any) -> None:
     """A budget off by one, stop ids not passed on, one seed, another seed, and seeds by row."""
-    inner = local("draft:k=3")
-    if change is None:
-
-        def generate(requests: Sequence[Request]) -> Sequence[RequestRecord]:
-            return inner([replace(r, sampling=replace(r.sampling, seed=i)) for i, r in enumerate(requests)])
-
-    else:
-        generate = altered(inner, lambda request: replace(request, sampling=change(request.sampling)))
-    claims = {"repeats_ordinary": name == "seeds", "counter_seeds": True}
-    if name == "seeds":
-        generate = altered(
-            local("draft:k=3,verify=exact"),
-            lambda request: replace(request, sampling=change(request.sampling)),
-        )
-    subject = Subject(generate, PROMPTS, K, ordinary=local("ordinary"), **claims)  # type: ignore[arg-type]
+    subject = Subject(
+        asked_otherwise(local("draft:k=3,verify=exact"), change),
+        PROMPTS,
+        K,
+        ordinary=local("ordinary"),
+        repeats_ordinary=True,
+        counter_seeds=True,
+    )
     assert results_of(subject, name)[name].held is False
 
 

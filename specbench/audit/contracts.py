@@ -440,8 +440,9 @@ def grammar(subject: Subject) -> str:
     _require(subject, "grammar")
     if subject.grammar is None or subject.parses is None:
         raise NotTested("there is no grammar to try")
-    for kind in ({"temperature": 0.0}, {"temperature": 1.0}):
-        for record in _all(subject, **kind, ignore_eos=False, grammar=subject.grammar):
+    for kind in (GREEDY, SAMPLED):
+        changes = {**kind, "ignore_eos": False, "grammar": subject.grammar}
+        for record in _all(subject, **changes):
             if not subject.parses(record.output_tokens):
                 raise Broken(f"the grammar does not allow {_shown(record.output_tokens)}")
     return "all outputs obey the grammar"
