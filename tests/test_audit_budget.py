@@ -21,7 +21,7 @@ from specbench.audit.budget import (
     budget_named,
     combine,
 )
-from specbench.audit.verdicts import ComponentResult
+from specbench.audit.verdicts import ChiSquaredVerdict, ComponentResult, chi_squared_component
 from specbench.errors import UsageError
 
 PROVED = Speculation(drafted=100, accepted=60, rejected=20)
@@ -190,3 +190,41 @@ def test_no_more_than_the_strategys_level_may_be_spent() -> None:
     """Components that spend more than the level are a mistake of the caller."""
     with pytest.raises(ValueError, match="add up"):
         verdict(QUIET, QUIET)
+
+
+@pytest.mark.parametrize(
+    ("p_value", "outside", "alarm", "conclusive"),
+    [(0.3, 0, False, True), (1e-5, 0, True, True), (0.3, 2, True, True), (None, 0, False, False)],
+)
+def test_a_stored_chi_squared_check_is_a_component(
+    p_value: float | None, outside: int, alarm: bool, conclusive: bool
+) -> None:
+    """Its p-value decides; a continuation outside the support does so alone, and no p-value is no pass."""
+    stored = ChiSquaredVerdict(
+        strategy="ngram",
+        verdict="PASS",
+        reason="every branch prompt has a single continuation",
+        lossless_claimed=True,
+        dtype="float32",
+        temperature=1.0,
+        top_k=3,
+        prompts=3,
+        draws=5000,
+        horizon=6,
+        statistic=20.0,
+        df=18,
+        p_value=p_value,
+        alpha=1e-4,
+        tv_observed=0.01,
+        tv_upper=0.03,
+        smallest_detectable_tv=0.04,
+        out_of_support=outside,
+        drafted=900,
+        accepted=500,
+        rejections=300,
+        fully_accepted=20,
+        seconds=1.0,
+    )
+    found = chi_squared_component(stored)
+    assert (found.alarm, found.conclusive, found.tokens) == (alarm, conclusive, 30_000)
+    assert verdict(found).verdict == ("FAIL" if alarm else "PASS" if conclusive else "INCONCLUSIVE")

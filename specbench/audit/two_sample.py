@@ -14,6 +14,7 @@ from specbench.audit.betting import FloatArray
 from specbench.audit.verdicts import ComponentResult
 
 MINIMUM_COMBINED = 20.0
+FIRST_PERMUTATIONS = 2000  # mostly enough where there is nothing to find
 CHUNK_VALUES = 4_000_000  # most counts held at a time
 
 
@@ -103,8 +104,9 @@ def judge(
     Null hypothesis: for each prompt the requests of both arms are exchangeable. Cells are pooled by the
     count of both arms together, which swapping labels leaves as it is; the statistic is the two-sample X2
     summed over prompts; the p-value (add-one) is its place among those with labels swapped at random,
-    within prompts and by whole requests. Samples of one request may therefore be correlated, when
-    the arms say which request each belongs to.
+    within prompts and by whole requests, ended early where there is nothing to find (as in
+    `stats.monte_carlo_p_value`). Samples of one request may therefore be correlated, when the arms say which
+    request each belongs to.
 
     Invalid when both arms share seeds, when draws were dropped for how they turned out, or when evaluated
     more than once. Not rejecting does not show that the laws are equal: `smallest_detectable_tv` says what
@@ -142,9 +144,9 @@ def judge(
             statistic += float(x2[0])
             distance += table.effective * float(tv[0])
         observed_tv = distance / draws
-        exceedances, mean_x2, chance_tv = _permute(tested, statistic, resamples, generator)
-        p_value = (1 + exceedances) / (1 + resamples)
-        inflation = mean_x2 / df
+        permuted = _permute(tested, statistic, resamples, generator)
+        p_value, chance_tv = permuted.p_value, permuted.mean_tv
+        inflation = permuted.mean_statistic / df
         smallest = stats.smallest_detectable_tv(int(draws / max(1.0, inflation)), df, alpha)
     return TwoSampleResult(
         statistic=statistic,
@@ -187,25 +189,38 @@ def _compare(on: FloatArray, totals: FloatArray) -> tuple[FloatArray, FloatArray
     return np.asarray(x2), np.asarray(np.abs(difference).sum(1) / 2)
 
 
+@dataclass(frozen=True, slots=True)
+class _Permuted:
+    p_value: float
+    mean_statistic: float
+    mean_tv: float
+
+
 def _permute(
     tables: Sequence[_Table], statistic: float, resamples: int, generator: np.random.Generator
-) -> tuple[int, float, float]:
-    """Return how many permuted statistics reach the observed one, their mean, and the mean TV distance."""
-    widest = max(max(table.counts.shape) for table in tables)
+) -> _Permuted:
+    """Swap labels until enough permuted statistics have reached the observed one, or `resamples` times."""
+    widest = max(table.counts.shape[1] if table.separate else max(table.counts.shape) for table in tables)
     effective = sum(table.effective for table in tables)
     exceedances, x2_sum, tv_sum, done = 0, 0.0, 0.0, 0
-    while done < resamples:
-        chunk = min(resamples - done, max(1, CHUNK_VALUES // widest))
+    p_value: float | None = None
+    while done < resamples and p_value is None:
+        chunk = min(resamples - done, FIRST_PERMUTATIONS if not done else max(1, CHUNK_VALUES // widest))
         x2, tv = np.zeros(chunk), np.zeros(chunk)
         for table in tables:
             one_x2, one_tv = _compare(_splits(table, chunk, generator), table.totals)
             x2 += one_x2
             tv += one_tv * table.effective / effective
-        exceedances += int((x2 >= statistic * (1 - 1e-12)).sum())
+        places = np.flatnonzero(x2 >= statistic * (1 - 1e-12))
+        if exceedances + len(places) >= stats.STOP_AFTER_EXCEEDANCES:
+            last = int(places[stats.STOP_AFTER_EXCEEDANCES - exceedances - 1])
+            p_value = stats.STOP_AFTER_EXCEEDANCES / (done + last + 1)
+        exceedances += len(places)
         x2_sum += float(x2.sum())
         tv_sum += float(tv.sum())
         done += chunk
-    return exceedances, x2_sum / resamples, tv_sum / resamples
+    p_value = (1 + exceedances) / (1 + resamples) if p_value is None else p_value
+    return _Permuted(p_value, x2_sum / done, tv_sum / done)
 
 
 def _splits(table: _Table, num: int, generator: np.random.Generator) -> FloatArray:

@@ -65,3 +65,16 @@ class ComponentResult:
     tokens: int
     words: str
     conclusive: bool = True
+
+
+def chi_squared_component(stored: ChiSquaredVerdict) -> ComponentResult:
+    """Return a stored chi-squared check in the form of a component; a token outside the support is exact."""
+    name, tokens = "chi-squared", stored.draws * stored.horizon
+    if stored.out_of_support:
+        words = f"{stored.out_of_support} continuations that the target cannot produce"
+        return ComponentResult(name, True, float(stored.out_of_support), "exact", 0.0, tokens, words)
+    if stored.p_value is None:
+        return ComponentResult(name, False, None, "p", stored.alpha, tokens, stored.reason, conclusive=False)
+    words = f"p = {stored.p_value:.2g} with {stored.df} degrees of freedom over {stored.draws} draws"
+    alarm = stored.p_value <= stored.alpha
+    return ComponentResult(name, alarm, stored.p_value, "p", stored.alpha, tokens, words)
