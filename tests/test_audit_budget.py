@@ -162,9 +162,13 @@ def test_an_alarm_of_an_instrument_that_alarms_at_everything_counts_for_nothing(
 
 
 def test_what_is_exact_fails_all_the_same() -> None:
-    """A token outside the support or a broken contract needs neither control nor proof."""
+    """A token outside the support or a broken contract needs no proof; the contract not even a reference."""
+    alarming = (Control("A/A", False, True), CONTROLS[1])
     for exact in (OUTSIDE, CONTRACT):
         assert verdict(exact, lost=2, controls=()).verdict == "FAIL"
+    assert verdict(OUTSIDE, controls=alarming).verdict == "INCONCLUSIVE"
+    found = verdict(LOUD, OUTSIDE, CONTRACT, controls=alarming)
+    assert (found.verdict, found.reasons) == ("FAIL", ("contracts: stop ids: overrun",))
 
 
 def test_a_missed_injected_fault_does_not_excuse_an_alarm() -> None:

@@ -151,9 +151,9 @@ def combine(
     """Make one verdict of everything that was found about a strategy.
 
     - LOSSY: it declares itself lossy. Only what no declared law excuses, a broken contract, is still FAIL.
-    - FAIL: an alarm, while the instrument holds: no A/A arm alarmed, and nothing was lost that may depend on
-      content, either of which makes a correct decoder alarm. What is exact (a broken contract, a token
-      outside the support) needs no such care.
+    - FAIL: an alarm that can be believed. Losses that may depend on content make a correct decoder alarm,
+      except in what is exact; a reference that is wrong makes everything alarm but contracts, which need
+      none, and then the A/A arm alarms too.
     - PASS: no alarm, every test conclusive, speculation proved, all controls behaved, and every direction's
       smallest detectable effect at or below the promise.
     - INCONCLUSIVE: anything else, all reasons named.
@@ -179,20 +179,24 @@ def combine(
     spent = math.fsum(component.alpha for component in components)
     if spent > alpha * (1 + 1e-9):
         raise ValueError(f"the components' levels add up to {spent:g}; expected at most {alpha:g}")
-    exact = [c for c in components if c.alarm and c.kind == "exact"]
-    alarms = [*exact, *(c for c in components if c.alarm and c.kind != "exact")]
+    alarms = sorted((c for c in components if c.alarm), key=lambda c: c.kind != "exact")
+    contracts = [c for c in alarms if c.name.startswith("contract")]
 
     def concluded(verdict: Verdict, reasons: Sequence[str]) -> Conclusion:
         return Conclusion(verdict, tuple(reasons), dict(smallest_detectable))
 
     if not claims_lossless:
-        if broken := [c for c in exact if c.name.startswith("contract")]:
-            return concluded("FAIL", [_worded(c) for c in broken])
+        if contracts:
+            return concluded("FAIL", [_worded(c) for c in contracts])
         declared = "the strategy declares that it changes the distribution; the effect is shown"
         return concluded("LOSSY", [declared, *map(_worded, alarms)])
     doubts = _doubts_about_alarms(controls, lost)
-    if exact or (alarms and not doubts):
-        return concluded("FAIL", [_worded(c) for c in alarms])
+    if any(control.alarm and not control.expected_alarm for control in controls):
+        believed = contracts
+    else:
+        believed = [c for c in alarms if c.kind == "exact" or not lost]
+    if believed:
+        return concluded("FAIL", [_worded(c) for c in believed])
     doubts += [f"{_worded(c)}, which counts for nothing here" for c in alarms]
     doubts += _doubts_about_passing(components, controls, smallest_detectable, promised_tv)
     if speculates and (missing := speculation.missing):
