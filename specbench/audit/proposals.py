@@ -1,0 +1,134 @@
+"""Drafted tokens against the law q that the drafter claims they were drawn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from specbench.audit.betting import FloatArray, Mixture
+from specbench.audit.verdicts import ComponentResult
+
+POWERS = (0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 2.0)
+ARGMAX_SHARES = (0.05, 0.2, 0.9)
+NUCLEUS = 0.95
+_KEPT = 0.01  # of q, mixed into every alternative, so that none dies on one token
+
+
+class Proposals:
+    """An e-process that grows when draft tokens do not follow their claimed q.
+
+    Null hypothesis: given everything before it, each drafted token was drawn from its claimed row of q; a
+    sibling in a tree from its row given the earlier siblings. The alternatives are q^b (the draft sampled at
+    another temperature than it says), a share of argmax (a greedy draft that claims its softmax), q cut at
+    its top .95 (a draft truncated, its claim not), and any law given by the caller: that of the raw logits,
+    where the claim is the processed ones or the other way round. A token that its q gives probability 0 was
+    not drawn from it, and alarms by itself.
+
+    Invalid when drafted tokens are missing for what they are: those dropped after a look at their
+    probability are the very fault, so record a token when it is drawn. Point-mass drafts (n-grams) pass
+    by definition.
+
+    No alarm does not show that q is right, only that these alternatives gained nothing; a q that is wrong
+    in no systematic direction goes unnoticed.
+
+    References:
+        Chen et al., arXiv 2302.01318 (the theorem needs tokens drawn from q); Ramdas et al. (2023).
+
+    Args:
+        alpha: Its share of the error budget.
+        others: Names of the laws that the caller gives with every chunk.
+
+    >>> generator = np.random.default_rng(0)
+    >>> q = generator.dirichlet(np.ones(16), 400)
+    >>> draft = Proposals(alpha=0.001)
+    >>> draft.add(q, q.argmax(1))
+    >>> draft.result().alarm
+    True
+    """
+
+    def __init__(self, alpha: float, *, others: Sequence[str] = ()) -> None:
+        self.others = tuple(others)
+        names = [f"q^{power:g}" for power in POWERS]
+        names += [f"{share:g} argmax" for share in ARGMAX_SHARES]
+        names += [f"top {NUCLEUS:g} of q", *self.others]
+        self.mixture = Mixture(names, alpha)
+        self.tokens = 0
+        self.impossible = 0
+
+    def add(
+        self, q: npt.ArrayLike, tokens: npt.ArrayLike, laws: Mapping[str, npt.ArrayLike] | None = None
+    ) -> None:
+        """Take in drafted tokens in the order of drawing.
+
+        Args:
+            q: Their claimed laws [n, vocab], renormalised here.
+            tokens: The tokens [n].
+            laws: One law [n, vocab] for each name in `others`.
+        """
+        claimed = _normalised(q)
+        drawn = np.asarray(tokens, dtype=np.int64)
+        laws = laws or {}
+        if set(laws) != set(self.others):
+            raise ValueError(f"laws {sorted(laws)} were given; expected {sorted(self.others)}")
+        if drawn.shape != claimed.shape[:1]:
+            raise ValueError(f"{drawn.shape} tokens for {claimed.shape[:1]} rows")
+        self.tokens += len(drawn)
+        possible = claimed[np.arange(len(drawn)), drawn] > 0
+        self.impossible += int((~possible).sum())
+        claimed, drawn = claimed[possible], drawn[possible]
+        if not len(drawn):
+            return
+        given = [_normalised(laws[name])[possible] for name in self.others]
+        self.mixture.multiply(_log_factors(claimed, drawn, given))
+
+    def result(self) -> ComponentResult:
+        """Return what was found so far; tokens are drafted tokens."""
+        if self.impossible:
+            words = (
+                f"{self.impossible} draft tokens have probability 0 in the q they were claimed to come from"
+            )
+            count = float(self.impossible)
+            return ComponentResult("proposals", True, count, "exact", 0.0, self.tokens, words)
+        return self.mixture.component(
+            "proposals",
+            self.tokens,
+            found=f"the draft's tokens do not follow its q (most like {self.mixture.best})",
+            quiet=f"{self.tokens} draft tokens agree with the q they were claimed to come from",
+        )
+
+
+def _normalised(law: npt.ArrayLike) -> FloatArray:
+    rows = np.asarray(law, dtype=np.float64)
+    sums = rows.sum(-1, keepdims=True)
+    if rows.ndim != 2 or not (np.all(rows >= 0) and np.all(np.isfinite(sums) & (sums > 0))):
+        raise ValueError("a law has a row that is no distribution; expected [n, vocab], sums above 0")
+    return np.asarray(rows / sums)
+
+
+def _log_factors(q: FloatArray, tokens: npt.NDArray[np.int64], given: Sequence[FloatArray]) -> FloatArray:
+    """Return log (.99 a(x) / q(x) + .01) for every alternative a [n, alternatives]."""
+    rows = np.arange(len(tokens))
+    at_token = q[rows, tokens]
+    log_q = np.log(q, out=np.full_like(q, -math.inf), where=q > 0)
+    ratios = []
+    for power in POWERS:
+        total = np.exp(power * log_q).sum(1)
+        ratios.append(at_token ** (power - 1) / total)
+    is_largest = tokens == q.argmax(1)
+    ratios += [(1 - share) + share * is_largest / at_token for share in ARGMAX_SHARES]
+    ratios.append(_nucleus_ratio(q, tokens))
+    ratios += [law[rows, tokens] / at_token for law in given]
+    return np.log((1 - _KEPT) * np.stack(ratios, axis=1) + _KEPT)
+
+
+def _nucleus_ratio(q: FloatArray, tokens: npt.NDArray[np.int64]) -> FloatArray:
+    """Return a(x) / q(x) of q restricted to its most likely tokens that together hold `NUCLEUS`."""
+    order = np.argsort(-q, axis=1, kind="stable")
+    ordered = np.take_along_axis(q, order, 1)
+    kept = ordered.cumsum(1) - ordered < NUCLEUS
+    mass = np.where(kept, ordered, 0.0).sum(1)
+    place = (order == tokens[:, None]).argmax(1)
+    return np.asarray(kept[np.arange(len(tokens)), place] / mass)
