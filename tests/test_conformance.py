@@ -231,7 +231,7 @@ def test_whole_continuations_follow_the_targets_law(spec: str, tiny_engine: Loca
             prompt, horizon, floor=10 / DRAWS
         )
         tables.append((law, [tuple(output) for output in served.outputs]))
-        rounds += [entry for entry in served.rounds if entry.drafted == strategy.max_draft > 0]
+        rounds += [entry for entry in served.rounds if entry.draft_depth == strategy.max_draft > 0]
     result = judge(tables, alpha=ALPHA, generator=np.random.default_rng(DRAW_SEED))
     assert result.out_of_support == 0
     assert result.is_rejected is False, (result.p_value, result.tv_observed)
@@ -360,7 +360,7 @@ def test_an_empty_or_short_draft_is_fine(spec: str, most: int, opened: LocalEngi
     shy = replace(strategy, drafter=Shy(strategy.drafter, most))
     served = serve(opened, spec, requests(PROMPTS, temperature=0.0, max_new_tokens=12), alter=lambda _: shy)
     assert served.outputs == [greedy(shared("llama"), prompt, 12) for prompt in PROMPTS]
-    assert {entry.drafted for entry in served.rounds} <= set(range(most + 1))
+    assert {entry.draft_depth for entry in served.rounds} <= set(range(most + 1))
     if most == 0:
         assert all(step.tokens_in == step.batch for step in served.steps if step.phase == "decode")
 
