@@ -180,9 +180,13 @@ def test_workloads_are_replayed_apart_and_together() -> None:
     answer = Recorded((1,), tuple(range(10, 30)), 20, "budget")
     outputs = [Outputs("a", 0.0, (answer,)), Outputs("b", 0.0, (answer,))]
     calls: list[None] = []
-    results = replay.replay(outputs, ["suffix:corpus=yes", "ngram", "ngram"], lambda: calls.append(None))
+    results = replay.replay(
+        outputs, ["suffix:corpus=yes,verify=exact", "ngram", "ngram"], lambda: calls.append(None)
+    )
     assert [(r.strategy, r.workload) for r in results] == [
-        (spec, workload) for workload in ("a", "b", None) for spec in ("suffix:corpus=yes", "ngram")
+        (spec, workload)
+        for workload in ("a", "b", None)
+        for spec in ("suffix:corpus=yes,verify=exact", "ngram")
     ]
     assert [r.counts.drafted for r in results] == [0] * 6
     assert [r.counts.decode_rounds for r in results] == [19, 19, 19, 19, 38, 38]

@@ -11,11 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_models import CONTEXT, collect, copied, requests, shared
 
 from specbench.decoding.processing import SamplingTensors
 from specbench.decoding.random_numbers import RoundRandom, stream_keys
 from specbench.decoding.verification import Proposal
-from specbench.records import SamplingParams
+from specbench.engines.local import LocalEngine
+from specbench.records import SamplingParams, Schedule
 from specbench.runtime.protocols import DraftContext
 from specbench.strategies._suffix_automaton import ROOT, SuffixAutomaton
 from specbench.strategies.suffix import Options, SuffixDrafter
@@ -162,6 +164,7 @@ OPTIONS = st.builds(
     min_prob=st.sampled_from([0.0, 0.1, 0.4, 1.0]),
     max=st.integers(1, 4),
     corpus=st.booleans(),
+    verify=st.just("exact"),
 )
 
 
@@ -266,7 +269,7 @@ def test_a_fork_copies_only_when_a_row_grows(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_only_what_has_finished_is_in_the_corpus() -> None:
     """An output counts once its row is released or overwritten, not when the row moves or forks."""
-    drafter = SuffixDrafter(Options(k=2, corpus=True), "cpu")
+    drafter = SuffixDrafter(Options(k=2, corpus=True, verify="exact"), "cpu")
     assert drafter.corpus is not None
     texts = [[9, 1, 2], [9, 3, 4], [9, 5, 6]]
     drafter.prefill(0, [text[:1] for text in texts], {})
@@ -286,7 +289,7 @@ def test_only_what_has_finished_is_in_the_corpus() -> None:
     assert state_of(drafter.corpus, [7, 3]) is None  # nothing spans two outputs
     # A row that never saw these tokens now drafts from them, and only with the option.
     for corpus, expected in ((True, [2]), (False, [])):
-        reader = SuffixDrafter(Options(k=2, corpus=corpus), "cpu")
+        reader = SuffixDrafter(Options(k=2, corpus=corpus, verify="exact"), "cpu")
         reader.corpus = drafter.corpus if corpus else None
         reader.prefill(0, [[0, 1]], {})
         assert rows_of(reader.propose(context_of([[0, 1]], [2])))[0][0] == expected
@@ -333,9 +336,25 @@ def test_a_tree_holds_both_continuations() -> None:
         {"min_prob": 1.5},
         {"min_prob": float("nan")},
         {"max": 0},
+        {"corpus": True},
     ],
 )
 def test_options_without_a_meaning_are_refused(options: dict[str, Any]) -> None:
-    """Nothing to draft, nothing to match, or a probability that is none is refused."""
+    """Nothing to draft, nothing to match, no probability, or a corpus under a rule with coins is refused."""
     with pytest.raises(ValueError, match=r"expected|at least"):
         Options(**options)
+
+
+def test_a_corpus_changes_the_number_of_steps_but_not_the_outputs() -> None:
+    """With corpus=yes a ragged batch, served twice, emits what ordinary decoding does; sooner in the end."""
+    engine = LocalEngine(copied(shared("llama"), "sdpa"), eos_ids=(), rows=4, width=CONTEXT)
+    prompts = [(3, 1, 4), (1,), (5, 9, 2, 6, 5), (3, 5), (8, 9, 7), (16, 0)]
+    for temperature in (0.0, 1.0):
+        offered = requests(prompts, temperature=temperature, max_new_tokens=20)
+        engine.open("ordinary")
+        ordinary = collect(engine.serve(Schedule(offered, concurrency=4)))
+        engine.close()  # forget what was built
+        engine.open("suffix:k=4,corpus=yes,verify=exact")
+        first, second = (collect(engine.serve(Schedule(offered, concurrency=4))) for _ in range(2))
+        assert first.outputs == second.outputs == ordinary.outputs
+        assert len(second.rounds) < 0.75 * len(first.rounds)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "specbench replay latest --strategy ngram:k=4 --strategy suffix:k=8,factor=2",
-    "specbench replay outputs.jsonl --strategy suffix:corpus=yes --format markdown",
+    "specbench replay outputs.jsonl --strategy suffix:corpus=yes,verify=exact --json",
 )
 FORMATS = ("terminal", "markdown", "json")
 GREEDY = "T=0: exact. Every lossless rule accepts what agrees with the greedy output."

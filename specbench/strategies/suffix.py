@@ -9,8 +9,11 @@ Trees hold several continuations per node (`nodes`), chains (the default) only t
 
 With `corpus=yes` the outputs that the same run has finished are consulted as well, in an automaton of
 their own that all rows share and that is never emptied: its memory grows by up to two states per output
-token. Outputs stay lossless, but what is drafted, hence acceptance (and, under a rule whose random numbers
-depend on rounds, which output a seed gives) then depends on what was served before.
+token. What is drafted, hence acceptance, then depends on what was served before; outputs do not, since
+exact match is required. A rule with coins would not do: where a request comes again under the same seed,
+the draft is made of what those very coins decided, and a draft that depends on its coin is not kept with
+probability p. (Say p is .5, .3, .2 and the first time token 0 was drafted. It is emitted if the coin is
+below .5, else 1 or 2 is. The second time that token is the draft, but a coin of .5 or more rejects it.)
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ ROUNDING = 1e-6
 class Options:
     """At most `k` tokens deep and `factor` per matched token; trees of up to `nodes` (0: a chain).
 
-    Suffixes of up to `max` tokens; no node below `min_prob`; `corpus`: also earlier outputs of the run.
+    Suffixes of up to `max` tokens; no node below `min_prob`; `corpus`: also earlier outputs of the run, which
+    needs `verify=exact`.
     """
 
     k: int = 8
@@ -59,6 +63,11 @@ class Options:
             raise ValueError(f"min_prob={self.min_prob}; expected 0 to 1")
         if self.max < 1:
             raise ValueError(f"max={self.max}; expected at least 1")
+        if self.corpus and self.verify != "exact":
+            raise ValueError(
+                f"corpus=yes with verify={self.verify}; expected verify=exact, since drafts from earlier "
+                "outputs are not independent of the coins of a request that is served again"
+            )
 
 
 class Text:
