@@ -208,7 +208,7 @@ def stored(folder: Path, engine: str = "local") -> RunStore:
         ("a", "c=1", 1.0, "ordinary", 1),
         ("b", "c=1", 0.0, "ordinary", 0),
     ):
-        last = repeat if temperature else 0
+        last = 8 if load == "c=8" else repeat if temperature else 0
         record = RequestRecord(
             0, "p", (1, 2, 1), (2, 1, 2, len(arm), last), SamplingParams(temperature=temperature,
             max_new_tokens=9), 0.0, 0.0, (), (), 1.0, "eos",
