@@ -190,3 +190,38 @@ def test_the_smallest_detectable_distance_is_found() -> None:
         assert result.smallest_detectable_tv == distance
         found += result.is_rejected is True
     assert found / 300 >= 0.97
+
+
+def test_rare_continuations_are_joined_where_they_share_a_prefix() -> None:
+    """What is rare at the end keeps apart what can be told apart early."""
+    law = ExpectedTable({(0, a, b): 0.5 / 16 for a in range(4) for b in range(4)} | {(1, 0, 0): 0.5})
+    pooling = pool_by_prefix(law, 100, 10.0)
+    assert pooling.names == ((1, 0, 0), (0, 0), (0, 1), (0, 2), (0, 3))
+    assert pooling.labels[0, 2, 3] == pooling.labels[0, 2, 0] == 3
+    coarser = pool_by_prefix(law, 100, 20.0)
+    assert coarser.names == ((0,), (1, 0, 0))
+
+
+def test_what_is_left_over_joins_the_smallest_cell() -> None:
+    """A tail too small for a cell of its own does not stay one."""
+    law = ExpectedTable({(0,): 0.6, (1,): 0.35, (2,): 0.03, (3,): 0.02})
+    assert pool_by_prefix(law, 100, 10.0).labels == {(0,): 0, (1,): 1, (2,): 1, (3,): 1}
+    assert pool_by_prefix(law, 300, 10.0).names == ((0,), (1,), None)
+    assert pool_by_prefix(law, 5, 10.0).names == (None,)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10_000), minimum=st.sampled_from([1.0, 5.0, 20.0]))
+def test_every_cell_expects_enough(seed: int, minimum: float) -> None:
+    """Every continuation has one cell, and every cell its minimum unless there is only one."""
+    random = np.random.default_rng(seed)
+    keys = {tuple(random.integers(0, 3, 4).tolist()) for _ in range(20)}
+    weights = random.dirichlet(np.full(len(keys), 0.3))
+    law = ExpectedTable(dict(zip(sorted(keys), weights.tolist(), strict=True)))
+    pooling = pool_by_prefix(law, 100, minimum)
+    assert set(pooling.labels) == set(law.continuations)
+    held = np.zeros(len(pooling.names))
+    for key, label in pooling.labels.items():
+        held[label] += 100 * law.continuations[key]
+    assert (held >= minimum - 1e-9).all() or len(held) == 1
+    assert (np.diff(held[:-1]) <= 1e-9).all()

@@ -40,7 +40,10 @@ POLICIES = {
 """How policies are written where their defaults would not change a length within a few steps."""
 
 
-TREES = {"draft": ("topk=2,depth=3", "topk=3,depth=3,nodes=7")}
+TREES = {
+    "draft": ("topk=2,depth=3", "topk=3,depth=3,nodes=7"),
+    "suffix": ("k=3,nodes=6,factor=4,min_prob=0.01",),
+}
 """How strategies are asked for trees."""
 
 

@@ -62,7 +62,10 @@ class ExpectedTable:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a pooled table. `continuation` is None for the tail, which holds the rare ones together."""
+    """One cell of a pooled table.
+
+    `continuation` is the one it holds, the prefix that all of its own share, or None for the tail.
+    """
 
     continuation: Continuation | None
     expected: float
@@ -198,21 +201,69 @@ def _count(
     return counts, strangers
 
 
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """Which cell each continuation of a law belongs to, and what each cell is called.
+
+    `names` are whole continuations for cells of one, the prefix that its members share for a larger one,
+    and None for the tail of what is left.
+    """
+
+    labels: Mapping[Continuation, int]
+    names: tuple[Continuation | None, ...]
+
+
+def pool_by_prefix(law: ExpectedTable, draws: int, minimum: float) -> Pooling:
+    """Join rare continuations with their neighbours in the prefix tree until each cell expects enough.
+
+    A continuation that expects `minimum` counts is a cell. What is left under a prefix becomes a cell there
+    as soon as it expects enough, else it is left to the next shorter prefix, so that a long horizon keeps
+    what can be told apart early. What is left at the top is the tail; one that expects too little joins the
+    smallest cell. Decided by expected counts alone: pooling by what was observed would break the level.
+    """
+    children: dict[Continuation, list[Continuation]] = {}
+    for key in sorted(law.continuations):
+        for length in range(len(key), 0, -1):
+            siblings = children.setdefault(key[: length - 1], [])
+            if key[:length] in siblings:
+                break
+            siblings.append(key[:length])
+    cells: list[tuple[Continuation | None, list[Continuation], float]] = []
+
+    def settle(node: Continuation) -> tuple[list[Continuation], float]:
+        """Form the cells under a node; return what is left over, and what it expects."""
+        if node not in children:
+            left, expected = [node], draws * law.continuations[node]
+        else:
+            parts = [settle(child) for child in children[node]]
+            left = [key for keys, _ in parts for key in keys]
+            expected = math.fsum(part for _, part in parts)
+        if not left or expected < minimum:
+            return left, expected
+        cells.append((left[0] if len(left) == 1 else node or None, left, expected))
+        return [], 0.0
+
+    left, expected = settle(())
+    cells.sort(key=lambda cell: -cell[2])
+    if left and cells:
+        _, members, held = cells[-1]
+        cells[-1] = (None, members + left, held + expected)
+    elif left:
+        cells.append((None, left, expected))
+    labels = {key: label for label, (_, members, _) in enumerate(cells) for key in members}
+    return Pooling(labels, tuple(name for name, _, _ in cells))
+
+
 def _pool(
     law: ExpectedTable, counts: Counter[Continuation], draws: int, strangers: int, minimum: float
 ) -> tuple[Cell, ...]:
     """Form the cells of one prompt by expected count; none without draws."""
     if draws == 0:
         return ()
-    keys = list(law.continuations)
-    expected = draws * np.array([law.continuations[key] for key in keys])
-    observed = np.array([counts[key] for key in keys])
-    labels = stats.pool_by_expected(expected, minimum)
-    members = np.bincount(labels)
-    means = np.bincount(labels, weights=expected)
-    sums = np.bincount(labels, weights=observed).astype(int)
+    pooling = pool_by_prefix(law, draws, minimum)
+    num = len(pooling.names)
+    labels = [pooling.labels[key] for key in law.continuations]
+    means = np.bincount(labels, weights=[draws * p for p in law.continuations.values()], minlength=num)
+    sums = np.bincount(labels, weights=[counts[key] for key in law.continuations], minlength=num).astype(int)
     sums[-1] += strangers
-    names = {label: key for label, key in zip(labels.tolist(), keys, strict=True) if members[label] == 1}
-    return tuple(
-        Cell(names.get(label), float(means[label]), int(sums[label])) for label in range(len(members))
-    )
+    return tuple(Cell(name, float(means[i]), int(sums[i])) for i, name in enumerate(pooling.names))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench import stats
-from specbench.audit.chi_squared import ChiSquaredResult, ExpectedTable, judge
+from specbench.audit.chi_squared import ChiSquaredResult, ExpectedTable, judge, pool_by_prefix
 from specbench.audit.verdicts import ChiSquaredVerdict, Verdict
 from specbench.engines.base import Engine, Opened
 from specbench.records import Request, SamplingParams, Schedule
@@ -88,8 +88,7 @@ def plan(oracle: Oracle, prompts: Sequence[tuple[int, ...]], *, max_draft: int, 
 
 
 def _cells(law: ExpectedTable, draws: int) -> int:
-    expected = np.array(list(law.continuations.values())) * draws
-    return len(set(stats.pool_by_expected(expected, minimum_expected(draws)).tolist()))
+    return len(pool_by_prefix(law, draws, minimum_expected(draws)).names)
 
 
 def minimum_expected(draws: int) -> float:
