@@ -8,10 +8,12 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specbench import stats
 from specbench.audit import chi_squared
-from specbench.audit.chi_squared import Continuation, ExpectedTable, judge
+from specbench.audit.chi_squared import Continuation, ExpectedTable, judge, pool_by_prefix
 
 EOS = 9
 
