@@ -28,8 +28,9 @@ FloatArray = npt.NDArray[np.float64]
 
 MIX = 0.01
 """The share of p in every alternative: one unlikely token costs a factor of 100 at most, not everything."""
-CHUNK_VALUES = 64 * 49_152
-"""Probabilities held at a time: 25 MB per array in float64, some ten arrays alive."""
+CHUNK_VALUES = 4 * 49_152
+"""Probabilities worked on at a time: 1.5 MB per array in float64, which stays in cache. Sixteen times as many
+take three times as long."""
 MASS_TOLERANCE = 1e-6
 SMALLEST = 1e-290
 """Probabilities below this are 0: a ratio to them would overflow."""
@@ -65,7 +66,7 @@ _COLD = (1.005, 1.01, 1.02, 1.03, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
 DIRECTIONS = (
     Direction("temper-hot", "temper", (0.7, 0.9, 0.97), _HOT, False, "temperature or penalty not applied, stale or foreign rows"),
     Direction("temper-cold", "temper", (1.03, 1.1, 1.3), _COLD, False, "temperature too low, rows sharpened twice"),
-    Direction("draft-mix", "draft mix", (0.02, 0.1, 0.3), _E, True, "draft tokens let through"),
+    Direction("draft-mix", "draft mix", (0.02, 0.1, 0.3, 1.0), _E, True, "draft tokens let through; at 1 everything accepted"),
     Direction("lean-to-draft", "lean", (0.03, 0.1, 0.3), _E, True, "acceptance ratio too generous"),
     Direction("lean-from-draft", "lean", (0.03, 0.1, 0.3), _E, True, "acceptance ratio too strict"),
     Direction("uniform-mix", "uniform mix", (0.003, 0.01, 0.05), _E, False, "corruption, padding ids"),
@@ -73,10 +74,10 @@ DIRECTIONS = (
     Direction("id-down", "id tilt", (0.05, 0.2), _E, False, "coin reuse with inverse-CDF sampling"),
     Direction("loser-up", "loser tilt", (0.05, 0.2), _E, True, "random numbers shared between draft and residual"),
     Direction("loser-down", "loser tilt", (0.05, 0.2), _E, True, "random numbers shared between draft and residual"),
-    Direction("greedy-mix", "greedy mix", (0.05, 0.2), _E, False, "greedy where sampling was asked for"),
-    Direction("residual-from-p", "mechanistic", (1.0,), _E, True, "recovered token sampled from p"),
-    Direction("draft-only", "mechanistic", (1.0,), _E, True, "everything accepted"),
-    Direction("residual-argmax", "mechanistic", (1.0,), _E, True, "recovered token is the residual's argmax"),
+    Direction("greedy-mix", "greedy mix", (0.015, 0.05, 0.2), _E, False, "greedy where sampling was asked for"),
+    Direction("residual-from-p", "mechanistic", (0.1, 0.3, 1.0), _E, True, "recovered token sampled from p"),
+    Direction("draft-number-reused", "mechanistic", (0.1, 0.3, 1.0), _E, True, "recovered token drawn with the draft's number"),
+    Direction("residual-argmax", "mechanistic", (0.03, 0.1, 0.3, 1.0), _E, True, "recovered token is the residual's argmax"),
 )  # fmt: skip
 
 
@@ -87,7 +88,8 @@ class _Rows:
         self.vocab = p.shape[-1]
         self.p = _law(p, "p")
         self.support = self.p > 0
-        self._q = None if q is None else _law(q, "q") * self.support
+        self._whole_q = None if q is None else _law(q, "q")
+        self._q = None if self._whole_q is None else self._whole_q * self.support
 
     @property
     def q(self) -> Tensor:
@@ -95,6 +97,13 @@ class _Rows:
         if self._q is None:
             raise ValueError("this alternative needs the draft's law q")
         return self._q
+
+    @property
+    def whole_q(self) -> Tensor:
+        """The draft's law, also off the support."""
+        if self._whole_q is None:
+            raise ValueError("this alternative needs the draft's law q")
+        return self._whole_q
 
     @cached_property
     def over_p(self) -> Tensor:
@@ -136,12 +145,34 @@ class _Rows:
         return torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1.0)
 
 
+def _number_reused(rows: _Rows) -> Tensor:
+    """Return the law of what is emitted if the number that drew the rejected draft also draws the recovered.
+
+    Both by inverse CDF in id order: given a rejection the number is not uniform but has density
+    (1 - p / q)+ of the token it drew; `lost` integrates that, and R, the residual's CDF, says which
+    numbers give which token.
+    """
+    p, q = rows.p, rows.whole_q
+    residual = (p - q).clamp_(min=0)
+    mass = residual.sum(-1, keepdim=True)
+    residual_cdf = residual.cumsum(-1) / mass.clamp(min=SMALLEST)
+    edges = q.cumsum(-1)
+    lost = (q - p).clamp_(min=0)
+    token = torch.searchsorted(edges, residual_cdf).clamp_(max=rows.vocab - 1)
+    into = residual_cdf - (edges - q).gather(-1, token)
+    density = lost.gather(-1, token) / q.gather(-1, token).clamp(min=SMALLEST)
+    integral = (lost.cumsum(-1) - lost).gather(-1, token) + into.clamp_(min=0) * density
+    # The integral of a density up to growing edges grows; rounding must not make a probability negative.
+    recovered = integral.diff(dim=-1, prepend=torch.zeros_like(mass)).clamp_(min=0)
+    return rows.overlap + torch.where(residual > 0, recovered, 0.0)
+
+
 _MIXED_IN: dict[str, Callable[[_Rows], Tensor]] = {
     "draft-mix": lambda r: r.q,
     "uniform-mix": lambda r: r.support.double() / r.vocab,
     "greedy-mix": lambda r: r.top(r.p),
     "residual-from-p": lambda r: r.overlap + (1 - r.beta) * r.p,
-    "draft-only": lambda r: r.q,
+    "draft-number-reused": _number_reused,
     "residual-argmax": lambda r: r.overlap + (1 - r.beta) * r.top((r.p - r.q).clamp_(min=0)),
 }
 """The law r of the mixtures (1 - e) p + e r; it may miss the mass that lies outside the support."""
@@ -289,17 +320,13 @@ class Alternatives:
             parts.append(self.score(own, tokens[: len(own)], drafts))
         return Scores(*(np.concatenate([getattr(s, name) for s in parts]) for name in Scores.__slots__))
 
-    def law(self, name: str, p: Tensor, q: Tensor | None = None) -> Tensor:
-        """Return one alternative's law on each row `[T, V]`, mixed with p, for reading and for tests."""
-        place = self.names.index(name)
-        direction, strength = list(self._pairs)[place]
-        rows = _Rows(p, q if self.has_draft else None)
-        if direction.is_power:
-            ratio = _power_ratio(rows, strength)
-        else:
-            contrast = _Contrast.of(direction.name, rows)
-            ratio = contrast.ratio(strength, contrast.v)
-        return rows.p * _mixed(ratio)
+    def law(self, direction: str, strength: float, p: Tensor, q: Tensor | None = None) -> Tensor:
+        """Return the law of a direction at some strength `[T, V]`, not mixed with p: for reading and tests."""
+        rows = _Rows(p, q)
+        if next(d for d in self.directions if d.name == direction).is_power:
+            return rows.p * _power_ratio(rows, strength, rows.log_p)
+        contrast = _Contrast.of(direction, rows)
+        return rows.p * contrast.ratio(strength, contrast.v)
 
     def plan(self, p: Tensor, q: Tensor | None = None) -> Plan:
         """Sum, over contexts, what every alternative would earn if a direction were true: see `Plan`.
@@ -347,9 +374,7 @@ class Alternatives:
         for direction in self.directions:
             if direction.is_power:
                 log_p = rows.log_p.gather(1, at)
-                factors += [
-                    _power_log_ratio(rows, strength, log_p) for strength in direction.strengths
-                ]
+                factors += [_power_ratio(rows, strength, log_p) for strength in direction.strengths]
                 favoured = _unlikely(rows) if direction.name == "temper-hot" else ~_unlikely(rows)
                 favoured = favoured & rows.support
             else:
@@ -389,18 +414,14 @@ def _powers(rows: _Rows, exponent: float) -> tuple[Tensor, Tensor]:
     return powers, powers.sum(-1, keepdim=True)
 
 
-def _power_log_ratio(rows: _Rows, exponent: float, log_p: Tensor) -> Tensor:
-    """Return a / p at tokens whose log p is given [n, 1]."""
+def _power_ratio(rows: _Rows, exponent: float, log_p: Tensor) -> Tensor:
+    """Return a / p at tokens whose log p is given, `[n, ...]`."""
     return ((exponent - 1) * log_p).exp() / _powers(rows, exponent)[1]
-
-
-def _power_ratio(rows: _Rows, exponent: float) -> Tensor:
-    return ((exponent - 1) * rows.log_p).exp() / _powers(rows, exponent)[1]
 
 
 def _plan_power(direction: Direction, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
     """Return first and second moments [n, truths, strengths] and TV [n, truths] of *temper*."""
-    logs = [_mixed(_power_ratio(rows, strength)).log_() for strength in direction.strengths]
+    logs = [_mixed(_power_ratio(rows, strength, rows.log_p)).log_() for strength in direction.strengths]
     first, second, tv = [], [], []
     for exponent in direction.truths:
         powers, norm = _powers(rows, exponent)
@@ -426,7 +447,8 @@ def _plan_contrast(direction: Direction, rows: _Rows) -> tuple[Tensor, Tensor, T
         norm = constant + strength * contrast.mean
         empty = norm < NO_MASS  # the truth is then p itself
         norm = torch.where(empty, 1.0, norm)
-        weight, base = torch.where(empty, 0.0, strength), torch.where(empty, 1.0, constant)
+        weight = torch.where(empty, 0.0, torch.full_like(norm, strength))
+        base = torch.where(empty, 1.0, torch.full_like(norm, constant))
         first.append((base * plain + weight * tilted) / norm)
         second.append((base * plain_second + weight * tilted_second) / norm)
         tv.append((weight / norm).squeeze(-1) * spread)

@@ -35,7 +35,8 @@ class Effect:
     `tv` is the mean of 1[x in A] - p(A) over tokens, A what the direction makes more likely: an unbiased
     estimate of a lower bound for the distance, negative at times where there is none. `low` and `high` are
     a 95 % interval with the sequence as unit, None with too few. The direction was chosen on other
-    sequences than the estimate uses; `is_fresh` says that those came after the alarm.
+    sequences than the estimate uses. `is_fresh`: those came after the alarm; otherwise they are every other
+    one before it, and stopping at the alarm makes the estimate somewhat too large.
     """
 
     direction: str
@@ -45,6 +46,22 @@ class Effect:
     sequences: int
     tokens: int
     is_fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Detectable:
+    """What would have been found in one direction, as mean TV per token over the contexts audited.
+
+    `smallest` would have been found with chance .99; None if no strength would. `largest` is the distance
+    at the greatest strength: a direction in which nothing could be found hides at most that.
+    """
+
+    smallest: float | None
+    largest: float
+
+    def within(self, promise: float) -> bool:
+        """Whether nothing beyond the promised distance can have gone unnoticed."""
+        return (self.largest if self.smallest is None else self.smallest) <= promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +75,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class RegimeResult:
-    """What one draft regime's tokens say by themselves. `smallest_detectable` is as in `EProcessResult`."""
+    """What one draft regime's tokens say by themselves. `detectable` is as in `EProcessResult`."""
 
     regime: str
     tokens: int
@@ -70,7 +87,7 @@ class RegimeResult:
     best_log_evidence: float
     effect: Effect | None
     worst: Position | None
-    smallest_detectable: Mapping[str, float | None]
+    detectable: Mapping[str, Detectable | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +97,9 @@ class EProcessResult:
     `log_e_value` is now, `log_supremum` the largest it ever was; the null is rejected when that reached
     log(1 / `alpha`), after `tokens_at_alarm` tokens of all regimes together. `best_regime` is where the
     best-fitting alternative gathered most; `best_log_evidence` is negative or near 0 when nothing is
-    wrong, and the name then means nothing. `smallest_detectable` gives the smallest mean TV per token of
-    each direction that these contexts would have shown, were it present in all regimes alike; None where no
-    strength would have. `unsupported` counts tokens with p = 0, which the support test judges.
+    wrong, and the name then means nothing. `detectable` says for each direction what would have been found,
+    were it present in all regimes alike; None where contexts were not examined for it. `unsupported` counts
+    tokens with p = 0, which the support test judges.
     """
 
     alpha: float
@@ -96,7 +113,7 @@ class EProcessResult:
     best_alternative: str
     best_family: str
     best_log_evidence: float
-    smallest_detectable: Mapping[str, float | None]
+    detectable: Mapping[str, Detectable | None]
     regimes: tuple[RegimeResult, ...]
 
 
@@ -216,7 +233,7 @@ class EProcess:
     resuming, random numbers are used again.
 
     Not rejecting does not show that the decoder is lossless. It speaks of the directions in
-    `smallest_detectable` and those near them, at the sizes given there, on these prompts. Unsystematic
+    `EProcessResult.detectable` and those near them, at the sizes given there, on these prompts. Unsystematic
     deviations (a fixed noise on the logits) gather no evidence in any direction.
 
     Sequences are taken in submission order, each with all its tokens one after the other, from the first
@@ -326,6 +343,7 @@ class EProcess:
         if len(scores) == 0:
             return
         stream = self._streams[regime]
+        was_rejected = self.is_rejected
         path = _path(stream.total(), scores.log_factors)
         if len(self._streams) > 1:
             pooled = scores.log_factors[:, self._columns[regime]]
@@ -337,16 +355,16 @@ class EProcess:
         if not self.is_rejected and len(reached):
             self._tokens_at_alarm = self.tokens + int(reached[0]) + 1
         self._supremum = max(self._supremum, float(path.max()))
-        stream.take(scores, np.asarray(sequences), np.asarray(offsets), self.is_rejected)
+        stream.take(scores, np.asarray(sequences), np.asarray(offsets), was_rejected)
 
-    def smallest_detectable_effect(self, direction: str, regime: str | None = None) -> float | None:
+    def smallest_detectable_effect(self, direction: str, regime: str | None = None) -> Detectable | None:
         """Return the smallest mean TV per token of a direction that would have been found with chance .99.
 
         It is the distance at the smallest strength where the expected evidence of one of the direction's
         alternatives, less 2.33 standard deviations, reaches log(alternatives / alpha), summed over the
         contexts actually audited, with the streams that are averaged counted among the alternatives.
         Evidence is that of the alternative in the mixture, not of the unknown truth. Linear in between the
-        strengths tried. None when no strength reaches it: the direction is then not covered.
+        strengths tried. None when no context was examined for it.
 
         Args:
             direction: A name among `alternatives.DIRECTIONS`.
@@ -371,7 +389,8 @@ class EProcess:
         averaged = len(self._streams) + (len(self._streams) > 1)
         bar = math.log(len(alternatives.names) * averaged / self.alpha)
         margin = np.max(growth - POWER_Z * np.sqrt(variance), axis=1) - bar
-        return _first_crossing(np.asarray(tv) / tokens, margin)
+        distances = np.asarray(tv) / tokens
+        return Detectable(_first_crossing(distances, margin), float(distances[-1]))
 
     def result(self) -> EProcessResult:
         """Return where the test stands, at any time."""
@@ -389,7 +408,7 @@ class EProcess:
             best_alternative=best.best_alternative,
             best_family=best.best_family,
             best_log_evidence=best.best_log_evidence,
-            smallest_detectable={
+            detectable={
                 d.name: self.smallest_detectable_effect(d.name) for d in self._common.directions
             },
             regimes=regimes,
@@ -414,7 +433,7 @@ class EProcess:
             best_log_evidence=float(evidence[best]),
             effect=stream.effect(alternatives),
             worst=worst,
-            smallest_detectable={
+            detectable={
                 d.name: self.smallest_detectable_effect(d.name, name) for d in alternatives.directions
             },
         )

@@ -141,7 +141,8 @@ class Fault:
         bonus: Weights of the token after a full acceptance, from p of its row, p of the row before, and q.
         drawn: The laws that drafts really come from, given q; q is still what is claimed.
         used: The laws the decoder takes for the target's, given p.
-        reuse: Which number draws the recovered token: the one of the rejected draft, or of its coin.
+        reuse: What draws the recovered token: the number of the rejected draft, that of its coin, or the
+            exponential variables of the race that drew the draft (as samplers on GPUs draw).
         drop_below: A sampled draft token is dropped, with all after it, if its q is below this.
         leak: Share of rejections after which the rejected token stays in the target's context for a step.
         corrupted: Share of emitted tokens replaced by token 0.
@@ -155,7 +156,7 @@ class Fault:
     bonus: Callable[[FloatArray, FloatArray, FloatArray], FloatArray] | None = None
     drawn: Callable[[FloatArray], FloatArray] | None = None
     used: Callable[[FloatArray], FloatArray] | None = None
-    reuse: Literal["draft", "coin"] | None = None
+    reuse: Literal["draft", "coin", "race"] | None = None
     drop_below: float = 0.0
     leak: float = 0.0
     corrupted: float = 0.0
@@ -176,33 +177,39 @@ def _typical(at: Judged) -> BoolArray:
 
 
 FAULTS: Mapping[str, Fault] = {
-    "accept-all": Fault("accept test", keep=lambda at: np.ones_like(at.p, dtype=bool)),
+    "accept-all": Fault("accept test", "bad", keep=lambda at: np.ones_like(at.p, dtype=bool)),
     "threshold": Fault("accept test", keep=lambda at: at.p > 0.3),
-    "typical": Fault("accept test", keep=_typical, recovered=lambda p, q, d: p),
+    "typical": Fault("accept test", "bad", keep=_typical, recovered=lambda p, q, d: p),
     "ratio-1.1": Fault("accept test", keep=lambda at: at.coins * at.q < 1.1 * at.p),
     "ratio-0.9": Fault("accept test", keep=lambda at: at.coins * at.q < 0.9 * at.p),
-    "slack-0.05": Fault("accept test", keep=lambda at: (at.coins - 0.05) * at.q < at.p),
+    "slack-0.05": Fault("accept test", "bad", keep=lambda at: (at.coins - 0.05) * at.q < at.p),
     "forgot-q": Fault("accept test", keep=lambda at: at.coins < at.p),
     "p-at-least-q": Fault("accept test", keep=lambda at: at.p >= at.q),
-    "coin-zero": Fault("accept test", coins=lambda coins, _: np.zeros_like(coins)),
-    "coin-reused": Fault("accept test", coins=lambda coins, _: np.repeat(coins[:, :1], coins.shape[1], 1)),
+    "coin-zero": Fault("accept test", "bad", coins=lambda coins, _: np.zeros_like(coins)),
+    "coin-reused": Fault("accept test", "bad", coins=lambda coins, _: np.repeat(coins[:, :1], coins.shape[1], 1)),
     "residual-p": Fault("residual", recovered=lambda p, q, d: p),
     "residual-p-without-draft": Fault("residual", recovered=lambda p, q, d: _without(p, d)),
-    "residual-absolute": Fault("residual", recovered=lambda p, q, d: np.abs(p - q)),
-    "residual-argmax": Fault("residual", recovered=lambda p, q, d: one_hot(p - q)),
-    "residual-q": Fault("residual", recovered=lambda p, q, d: q),
-    "greedy-draft": Fault("proposal q", drawn=one_hot),
+    "residual-absolute": Fault("residual", "bad", recovered=lambda p, q, d: np.abs(p - q)),
+    "residual-argmax": Fault("residual", "bad", recovered=lambda p, q, d: one_hot(p - q)),
+    "residual-q": Fault("residual", "bad", recovered=lambda p, q, d: q),
+    "p-and-q-swapped": Fault(
+        "residual",
+        keep=lambda at: at.coins * at.p < at.q,
+        recovered=lambda p, q, d: np.maximum(q - p, 0) + 1e-12 * p,
+    ),
+    "greedy-draft": Fault("proposal q", "self", drawn=one_hot),
     "draft-cooler": Fault("proposal q", "self", drawn=lambda q: power(q, 1.25)),
     "draft-top-8": Fault("proposal q", "self", drawn=lambda q: top(q, 8)),
     "draft-dropped": Fault("proposal q", "self", drop_below=0.1),
     "bonus-previous-row": Fault("bonus row", "self", bonus=lambda p, before, q: before),
-    "bonus-from-q": Fault("bonus row", bonus=lambda p, before, q: q),
+    "bonus-from-q": Fault("bonus row", "good", bonus=lambda p, before, q: q),
     "bonus-argmax": Fault("bonus row", "self", bonus=lambda p, before, q: one_hot(p)),
     "rejected-visible": Fault("KV state", "bad", leak=0.3),
     "temperature": Fault("parameters", "self", used=lambda p: power(p, 1 / 1.1)),
     "temperature-bonus": Fault("parameters", "self", bonus=lambda p, before, q: power(p, 1 / 1.3)),
     "padding-id": Fault("batch", "self", corrupted=0.01),
     "draft-number-reused": Fault("randomness", reuse="draft"),
+    "draft-race-reused": Fault("randomness", "bad", reuse="race"),
     "coin-reused-for-residual": Fault("randomness", reuse="coin"),
     "coin-is-draft-number": Fault("randomness", coins=lambda _, numbers: numbers),
 }
@@ -313,7 +320,7 @@ def audits(
         pairs: One pair per draft regime. Under the rule `argmax` their drafts are replaced.
         rng: Source of all random numbers.
         number: How many audits.
-        budget: Tokens of one audit over its regimes: the sequences that are enrolled, times their length.
+        budget: Tokens of one audit over its regimes; so many sequences are enrolled as should make them.
         alpha: Level of each audit.
         length: Tokens of a sequence, unless `eos` ends it.
         k: Longest draft.
@@ -324,7 +331,11 @@ def audits(
     """
     if rule == "argmax":
         pairs = {name: pair.with_argmax_draft() for name, pair in pairs.items()}
-    each = max(1, budget // (length * len(pairs)))
+    typical = float(length)
+    if eos is not None:
+        pilot = next(iter(pairs.values()))
+        typical = float(decode(pilot, rng, sequences=500, length=length, eos=eos).lengths.mean())
+    each = max(1, round(budget / (typical * len(pairs))))
     decoded = {
         name: decode(
             pair, rng, sequences=number * each, length=length, k=k, rule=rule, fault=fault, eos=eos
@@ -418,9 +429,14 @@ class _Decoder:
         end = self.count[active] + 2
         before, last = self.out[active, end - 2], self.out[active, end - 1]
         self.committed = last
+        if self.fault.reuse == "race":
+            self.race = self.rng.exponential(size=(len(active), self.k, self.pair.vocab))
         for place in range(self.k):
             context[:, place] = self.pair.context(before, last)
-            drafted[:, place] = self.drafts.sample(context[:, place], numbers[:, place])
+            if self.fault.reuse == "race":
+                drafted[:, place] = (self.q[context[:, place]] / self.race[:, place]).argmax(1)
+            else:
+                drafted[:, place] = self.drafts.sample(context[:, place], numbers[:, place])
             before, last = last, drafted[:, place]
         context[:, self.k] = self.pair.context(before, last)
         return drafted, context, numbers
@@ -464,6 +480,9 @@ class _Decoder:
         if fault.recovered is not None:
             weights = fault.recovered(self.p[row], self.q[row], _at(drafted, place))
         recovered = self.residuals.sample(row, number) if weights is None else _sample(weights, number)
+        if fault.reuse == "race":
+            rest = np.maximum(self.p[row] - self.q[row], 0)
+            recovered = (rest / self.race[np.arange(len(row)), place]).argmax(1)
         bonus = self.target.sample(row, fresh)
         if fault.bonus is not None:
             before = _at(context, np.maximum(accepted - 1, 0))
