@@ -104,7 +104,7 @@ def test_factors_are_those_of_the_laws(case: str) -> None:
 def test_the_families_are_those_of_the_table() -> None:
     """Each direction's law, written out again from the table of families, is the one that is used."""
     p, q = PAIRS["dense"]
-    rows, vocab = p.shape
+    vocab = p.shape[1]
     beta = torch.minimum(p, q).sum(-1, keepdim=True)
     s = 2 * (q - p) / (q + p)
     h = 2 * (p.cumsum(-1) - p / 2) - 1
@@ -136,7 +136,7 @@ def test_the_families_are_those_of_the_table() -> None:
 
 
 def _reused(p: Tensor, q: Tensor) -> Tensor:
-    """Return the law of what is emitted when one number draws draft and recovered token, by fine quadrature."""
+    """Return the law of what is emitted when one number draws draft and recovered token."""
     law = torch.minimum(p, q)
     for row in range(len(p)):
         edges = torch.cat([torch.zeros(1).double(), q[row].cumsum(0)])
@@ -162,7 +162,9 @@ def test_the_plan_is_what_the_laws_would_earn(case: str) -> None:
             truth = ALL.law(direction.name, strength, p, q)
             mean = (truth[..., None] * logs).sum(1)
             variance = (truth[..., None] * (logs - mean[:, None]) ** 2).sum(1)
-            assert plan.growth[direction.name][place] == pytest.approx(mean.sum(0).numpy(), rel=1e-6, abs=1e-8)
+            assert plan.growth[direction.name][place] == pytest.approx(
+                mean.sum(0).numpy(), rel=1e-6, abs=1e-8
+            )
             assert plan.variance[direction.name][place] == pytest.approx(
                 variance.sum(0).numpy(), rel=1e-6, abs=1e-8
             )
@@ -214,7 +216,7 @@ def run(truth: Tensor, p: Tensor, q: Tensor, *, sequences: int, seed: int) -> EP
 
 
 def test_the_evidence_is_the_average_of_products() -> None:
-    """The e-value is the mean over alternatives of the product of factors, and its supremum is over tokens."""
+    """The e-value is the mean over alternatives of the product of factors; its supremum is over tokens."""
     p, q = PAIRS["dense"]
     tokens = sample(q, 3)
     products = np.exp(ALL.score(p, tokens, q).log_factors).cumprod(0).mean(1)
@@ -267,7 +269,11 @@ def test_resuming_equals_going_on(truth: str) -> None:
         resumed.observe("all", p, sample(law, 1000 + sequence), q, sequence=sequence)
     assert whole.is_rejected == (truth == "draft")
     a, b = whole.result(), resumed.result()
-    assert (a.tokens, a.tokens_at_alarm, a.best_alternative) == (b.tokens, b.tokens_at_alarm, b.best_alternative)
+    assert (a.tokens, a.tokens_at_alarm, a.best_alternative) == (
+        b.tokens,
+        b.tokens_at_alarm,
+        b.best_alternative,
+    )
     assert a.log_supremum == pytest.approx(b.log_supremum, abs=1e-9)
     assert a.log_e_value == pytest.approx(b.log_e_value, abs=1e-9)
     assert a.regimes[0].worst == b.regimes[0].worst
@@ -378,7 +384,7 @@ def test_more_tokens_find_smaller_effects() -> None:
 
 def test_nothing_is_claimed_without_contexts_or_strength() -> None:
     """Without tokens there is no answer; a direction that cannot deviate says how little it hides."""
-    p, q = PAIRS["dense"]
+    p, _ = PAIRS["dense"]
     process = EProcess({"same": True, "plain": False}, alpha=ALPHA)
     assert process.smallest_detectable_effect("temper-hot") is None
     assert process.smallest_detectable_effect("temper-hot", "same") is None
@@ -454,7 +460,7 @@ def test_a_draft_is_a_function_of_its_row_and_position() -> None:
 
 def test_an_impossible_acceptance_is_refused() -> None:
     """An acceptance is a probability."""
-    with pytest.raises(ValueError, match="acceptance of 1.5"):
+    with pytest.raises(ValueError, match=r"acceptance of 1\.5"):
         regimes.calibrate(torch.zeros(2, 4), 1.5)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -67,6 +66,7 @@ def audit_batch(
 ) -> list[dict[str, Any]]:
     """Run one batch of audits; its random numbers depend on the seed, the case and the batch alone."""
     kind, name = case.split(":")
+    rules: dict[str, toy.Rule] = {rule: rule for rule in toy.RULES}
     rng = np.random.default_rng([options.seed, zlib.crc32(case.encode()), batch])
     results = []
     for process in toy.audits(
@@ -75,7 +75,7 @@ def audit_batch(
         number=BATCH,
         budget=options.budget,
         alpha=options.alpha,
-        rule=next((rule for rule in toy.RULES if kind == "rule" and rule == name), "rejection"),
+        rule=rules[name] if kind == "rule" else "rejection",
         fault=toy.FAULTS[name] if kind == "fault" else toy.NO_FAULT,
         eos=1,
     ):
@@ -94,7 +94,7 @@ def audit_batch(
 
 
 def distance(pair: toy.ToyPair, fault: toy.Fault, seed: int) -> float:
-    """Estimate the mean TV per token from below: sets chosen on one half of the draws, measured on the other."""
+    """Estimate the mean TV per token from below: sets chosen on half of the draws, measured on the others."""
     rng = np.random.default_rng([seed, 1])
     decoded = toy.decode(pair, rng, sequences=DISTANCE_TOKENS // 100, length=100, fault=fault)
     halves = []
@@ -151,7 +151,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         f" {', '.join(regimes.ACCEPTANCE)}, alpha {setup['alpha']:g}, seed {setup['seed']}."
         " Made by `tools/audit_error_rates.py`.",
         "",
-        "| lossless rule | audits | tokens | alarms | rate, 95 % upper | reached 20 | mean e-value at the end |",
+        "| lossless rule | audits | tokens | alarms | rate, 95 % upper | reached 20 | mean e at the end |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for name, row in document["rules"].items():
@@ -179,7 +179,41 @@ def write(path: Path, text: str) -> None:
     """Replace a file in one piece."""
     part = path.with_suffix(path.suffix + ".part")
     part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    part.replace(path)
+
+
+def load(path: Path, setup: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the audits done so far; a file is begun where there is none."""
+    audits: dict[str, list[dict[str, Any]]] = {}
+    if not path.exists():
+        write(path, json.dumps(setup) + "\n")
+        return audits
+    head, *batches = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    if json.loads(head) != setup:
+        sys.exit(
+            f"error: {path} was made with {head.strip()}; expected {json.dumps(setup)}; give another --out"
+        )
+    whole = [line for line in batches if line.endswith("\n")]
+    write(path, head + "".join(whole))  # the last line is torn if the run was killed while writing it
+    for line in whole:
+        entry = json.loads(line)
+        audits.setdefault(entry["case"], []).extend(entry["audits"])
+    return audits
+
+
+def summary(
+    setup: Mapping[str, Any], audits: Mapping[str, list[dict[str, Any]]], pairs: Mapping[str, toy.ToyPair]
+) -> dict[str, Any]:
+    """Summarise what was done."""
+    document: dict[str, Any] = {"setup": setup, "rules": {}, "faults": {}}
+    for name in toy.RULES:
+        if done := audits.get(f"rule:{name}"):
+            document["rules"][name] = summary_of_rule(done, setup["alpha"])
+    for fault_name, fault in toy.FAULTS.items():
+        if done := audits.get(f"fault:{fault_name}"):
+            tv = distance(pairs[fault.regime], fault, setup["seed"])
+            document["faults"][fault_name] = summary_of_fault(done, fault, tv)
+    return document
 
 
 def main() -> None:
@@ -187,46 +221,31 @@ def main() -> None:
     options = arguments()
     wanted = {f"rule:{name}": options.audits for name in chosen(options.rules, toy.RULES)}
     wanted |= {f"fault:{name}": options.fault_audits for name in chosen(options.faults, toy.FAULTS)}
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "error_rates.json"
     setup = {name: getattr(options, name) for name in ("budget", "alpha", "vocab", "seed")}
-    audits: dict[str, list[dict[str, Any]]] = {}
-    if path.exists():
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved["setup"] != setup:
-            sys.exit(f"error: {path} was made with {saved['setup']}, not {setup}; give another --out")
-        audits = saved["audits"]
-
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = options.out / "error_rates.audits.jsonl"
+    audits = load(log, setup)
     pairs = {
         name: toy.ToyPair.make(options.vocab, acceptance=acceptance)
         for name, acceptance in regimes.ACCEPTANCE.items()
     }
-    distances: dict[str, float] = {}
     stop = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     while time.monotonic() < stop:
         # The case that is furthest behind, so that an early stop leaves all with something.
-        shares = {case: len(audits.get(case, [])) / number for case, number in wanted.items()}
+        shares = {case: len(audits.get(case, [])) / number for case, number in wanted.items() if number}
         case = min(shares, key=lambda name: shares[name], default=None)
         if case is None or shares[case] >= 1:
             break
         done = audits.setdefault(case, [])
-        done += audit_batch(pairs, options, case, len(done) // BATCH)
-        document = {"setup": setup, "rules": {}, "faults": {}, "audits": audits}
-        for name in toy.RULES:
-            if f"rule:{name}" in audits:
-                document["rules"][name] = summary_of_rule(audits[f"rule:{name}"], options.alpha)
-        for name, fault in toy.FAULTS.items():
-            if f"fault:{name}" in audits:
-                if name not in distances:
-                    distances[name] = distance(pairs[fault.regime], fault, options.seed)
-                document["faults"][name] = summary_of_fault(
-                    audits[f"fault:{name}"], fault, distances[name]
-                )
-        write(path, json.dumps(document, indent=1) + "\n")
-        write(path.with_suffix(".md"), markdown(document))
+        batch = audit_batch(pairs, options, case, len(done) // BATCH)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"case": case, "audits": batch}) + "\n")
+        done += batch
         print(f"{case}: {len(done)} of {wanted[case]}", file=sys.stderr)
-    if path.exists():
-        print(path.with_suffix(".md").read_text(encoding="utf-8"))
+    document = summary(setup, audits, pairs)
+    write(options.out / "error_rates.json", json.dumps(document, indent=1) + "\n")
+    write(options.out / "error_rates.md", markdown(document))
+    print(markdown(document))
 
 
 if __name__ == "__main__":

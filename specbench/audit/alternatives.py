@@ -59,25 +59,44 @@ class Direction:
         return self.family == "temper"
 
 
-_E = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
+_E = (
+    0.001,
+    0.002,
+    0.003,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+)
 _HOT = (0.995, 0.99, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.7, 0.5, 0.3)
 _COLD = (1.005, 1.01, 1.02, 1.03, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
 
 DIRECTIONS = (
-    Direction("temper-hot", "temper", (0.7, 0.9, 0.97), _HOT, False, "temperature or penalty not applied, stale or foreign rows"),
-    Direction("temper-cold", "temper", (1.03, 1.1, 1.3), _COLD, False, "temperature too low, rows sharpened twice"),
-    Direction("draft-mix", "draft mix", (0.02, 0.1, 0.3, 1.0), _E, True, "draft tokens let through; at 1 everything accepted"),
+    Direction("temper-hot", "temper", (0.7, 0.9, 0.97), _HOT, False, "temperature not applied, foreign rows"),
+    Direction("temper-cold", "temper", (1.03, 1.1, 1.3), _COLD, False, "temperature too low, greedy drafts"),
+    Direction("draft-mix", "draft mix", (0.02, 0.1, 0.3, 1.0), _E, True, "draft tokens let through"),
     Direction("lean-to-draft", "lean", (0.03, 0.1, 0.3), _E, True, "acceptance ratio too generous"),
     Direction("lean-from-draft", "lean", (0.03, 0.1, 0.3), _E, True, "acceptance ratio too strict"),
     Direction("uniform-mix", "uniform mix", (0.003, 0.01, 0.05), _E, False, "corruption, padding ids"),
     Direction("id-up", "id tilt", (0.05, 0.2), _E, False, "coin reuse with inverse-CDF sampling"),
     Direction("id-down", "id tilt", (0.05, 0.2), _E, False, "coin reuse with inverse-CDF sampling"),
-    Direction("loser-up", "loser tilt", (0.05, 0.2), _E, True, "random numbers shared between draft and residual"),
-    Direction("loser-down", "loser tilt", (0.05, 0.2), _E, True, "random numbers shared between draft and residual"),
-    Direction("greedy-mix", "greedy mix", (0.015, 0.05, 0.2), _E, False, "greedy where sampling was asked for"),
+    Direction("loser-up", "loser tilt", (0.05, 0.2), _E, True, "numbers shared by draft and residual"),
+    Direction("loser-down", "loser tilt", (0.05, 0.2), _E, True, "numbers shared by draft and residual"),
+    Direction("greedy-mix", "greedy mix", (0.015, 0.05, 0.2), _E, False, "greedy instead of sampling"),
     Direction("residual-from-p", "mechanistic", (0.1, 0.3, 1.0), _E, True, "recovered token sampled from p"),
-    Direction("draft-number-reused", "mechanistic", (0.1, 0.3, 1.0), _E, True, "recovered token drawn with the draft's number"),
-    Direction("residual-argmax", "mechanistic", (0.03, 0.1, 0.3, 1.0), _E, True, "recovered token is the residual's argmax"),
+    Direction("draft-number-reused", "mechanistic", (0.1, 0.3, 1.0), _E, True, "draft's number draws again"),
+    Direction("residual-argmax", "mechanistic", (0.03, 0.1, 0.3, 1.0), _E, True, "greedy recovered token"),
 )  # fmt: skip
 
 
@@ -117,7 +136,7 @@ class _Rows:
 
     @cached_property
     def lean(self) -> Tensor:
-        """s / 2 = (q - p) / (q + p), between -1 and 1."""
+        """Half of s: (q - p) / (q + p), between -1 and 1."""
         return (self.q - self.p) / torch.where(self.support, self.q + self.p, 1.0)
 
     @cached_property
@@ -321,7 +340,7 @@ class Alternatives:
         return Scores(*(np.concatenate([getattr(s, name) for s in parts]) for name in Scores.__slots__))
 
     def law(self, direction: str, strength: float, p: Tensor, q: Tensor | None = None) -> Tensor:
-        """Return the law of a direction at some strength `[T, V]`, not mixed with p: for reading and tests."""
+        """Return the law of a direction at some strength `[T, V]`, not mixed with p: to read and to test."""
         rows = _Rows(p, q)
         if next(d for d in self.directions if d.name == direction).is_power:
             return rows.p * _power_ratio(rows, strength, rows.log_p)
@@ -433,7 +452,7 @@ def _plan_power(direction: Direction, rows: _Rows) -> tuple[Tensor, Tensor, Tens
 
 
 def _plan_contrast(direction: Direction, rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same of a direction whose laws are linear in the strength: moments under p and p v suffice."""
+    """Return the same of a direction that is linear in its strength: moments under p and p v suffice."""
     contrast = _Contrast.of(direction.name, rows)
     logs = [_mixed(contrast.ratio(strength, contrast.v)).log_() for strength in direction.strengths]
     plain = torch.stack([_dot(rows.p, log) for log in logs], -1)

@@ -130,7 +130,9 @@ class _Stream:
     current_witness: FloatArray = field(default_factory=lambda: np.zeros(0))
     evidence: FloatArray = field(default_factory=lambda: np.zeros((3, 0)))  # [parts, alternatives]
     units: FloatArray = field(default_factory=lambda: np.zeros((3, 3)))  # [parts, (1, n, n^2)] summed
-    witness: FloatArray = field(default_factory=lambda: np.zeros((3, 0, 3)))  # [parts, directions, (w, w^2, w n)]
+    witness: FloatArray = field(
+        default_factory=lambda: np.zeros((3, 0, 3))
+    )  # [parts, directions, (w, w^2, w n)]
     largest: FloatArray = field(default_factory=lambda: np.zeros(0))  # [alternatives]
     places: IntArray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
 
@@ -373,23 +375,19 @@ class EProcess:
         names = list(self._streams) if regime is None else [regime]
         if any(direction not in self._plans[name].tv for name in names):
             return None
-        growth, variance, tv, tokens = 0.0, 0.0, 0.0, 0
-        for name in names:
-            plan, seen = self._plans[name], self._streams[name].tokens
-            if plan.rows == 0:
-                continue
-            scale = seen / plan.rows
-            growth = growth + scale * plan.growth[direction]
-            variance = variance + scale * plan.variance[direction]
-            tv = tv + scale * plan.tv[direction]
-            tokens += seen
-        if tokens == 0:
+        planned = [name for name in names if self._plans[name].rows]
+        if not planned:
             return None
+        scales = {name: self._streams[name].tokens / self._plans[name].rows for name in planned}
+        growth = np.sum([scales[name] * self._plans[name].growth[direction] for name in planned], axis=0)
+        variance = np.sum([scales[name] * self._plans[name].variance[direction] for name in planned], axis=0)
+        tv = np.sum([scales[name] * self._plans[name].tv[direction] for name in planned], axis=0)
+        tokens = sum(self._streams[name].tokens for name in planned)
         alternatives = self._common if regime is None else self._alternatives[regime]
         averaged = len(self._streams) + (len(self._streams) > 1)
         bar = math.log(len(alternatives.names) * averaged / self.alpha)
         margin = np.max(growth - POWER_Z * np.sqrt(variance), axis=1) - bar
-        distances = np.asarray(tv) / tokens
+        distances = tv / tokens
         return Detectable(_first_crossing(distances, margin), float(distances[-1]))
 
     def result(self) -> EProcessResult:
@@ -408,9 +406,7 @@ class EProcess:
             best_alternative=best.best_alternative,
             best_family=best.best_family,
             best_log_evidence=best.best_log_evidence,
-            detectable={
-                d.name: self.smallest_detectable_effect(d.name) for d in self._common.directions
-            },
+            detectable={d.name: self.smallest_detectable_effect(d.name) for d in self._common.directions},
             regimes=regimes,
         )
 
@@ -516,6 +512,7 @@ def sequence_numbers(lengths: Sequence[int]) -> tuple[IntArray, IntArray]:
     >>> sequence_numbers([2, 1])
     (array([0, 0, 1]), array([0, 1, 0]))
     """
-    numbers = np.repeat(np.arange(len(lengths)), lengths)
-    starts = np.cumsum(lengths) - lengths
+    sizes = np.asarray(lengths, dtype=np.int64)
+    numbers = np.repeat(np.arange(len(sizes)), sizes)
+    starts = sizes.cumsum() - sizes
     return numbers, np.arange(len(numbers)) - starts[numbers]

@@ -1,4 +1,4 @@
-"""Synthetic drafts at a wanted acceptance, for any target: its own logits with noise that is a function of position.
+"""Synthetic drafts of a wanted acceptance, for any target: its own logits plus noise set by position.
 
 Each fault shows only where it is exercised (AUDIT.md, three draft regimes): a bonus row needs drafts that
 are accepted in full, a residual needs rejections. The noise is one fixed vector over token ids, rolled by

@@ -85,7 +85,7 @@ class ToyPair:
     @property
     def vocab(self) -> int:
         """Number of tokens."""
-        return self.p.shape[1]
+        return int(self.p.shape[1])
 
     def context(self, before: IntArray, last: IntArray) -> IntArray:
         """Return the context after two tokens."""
@@ -186,7 +186,9 @@ FAULTS: Mapping[str, Fault] = {
     "forgot-q": Fault("accept test", keep=lambda at: at.coins < at.p),
     "p-at-least-q": Fault("accept test", keep=lambda at: at.p >= at.q),
     "coin-zero": Fault("accept test", "bad", coins=lambda coins, _: np.zeros_like(coins)),
-    "coin-reused": Fault("accept test", "bad", coins=lambda coins, _: np.repeat(coins[:, :1], coins.shape[1], 1)),
+    "coin-reused": Fault(
+        "accept test", "bad", coins=lambda coins, _: np.repeat(coins[:, :1], coins.shape[1], 1)
+    ),
     "residual-p": Fault("residual", recovered=lambda p, q, d: p),
     "residual-p-without-draft": Fault("residual", recovered=lambda p, q, d: _without(p, d)),
     "residual-absolute": Fault("residual", "bad", recovered=lambda p, q, d: np.abs(p - q)),
@@ -337,9 +339,7 @@ def audits(
         typical = float(decode(pilot, rng, sequences=500, length=length, eos=eos).lengths.mean())
     each = max(1, round(budget / (typical * len(pairs))))
     decoded = {
-        name: decode(
-            pair, rng, sequences=number * each, length=length, k=k, rule=rule, fault=fault, eos=eos
-        )
+        name: decode(pair, rng, sequences=number * each, length=length, k=k, rule=rule, fault=fault, eos=eos)
         for name, pair in pairs.items()
     }
     regimes = dict.fromkeys(pairs, True)
@@ -444,7 +444,7 @@ class _Decoder:
     def _offered(self, active: IntArray, q: FloatArray) -> IntArray:
         """Return how many of the drafts are offered: up to an unsure one, with it or (a fault) without."""
         if self.rule == "ema":
-            return np.clip(np.rint(self.ema[active]), 1, self.k).astype(np.int64)
+            return np.asarray(np.clip(np.rint(self.ema[active]), 1, self.k).astype(np.int64))
         if self.fault.drop_below:
             return _leading(q >= self.fault.drop_below)
         if self.rule == "stop":
@@ -631,7 +631,7 @@ class _InverseCdf:
         while step:
             place += step * (self.cdf[place + step - 1] <= numbers)
             step //= 2
-        return place - start
+        return np.asarray(place - start)
 
 
 def _sample(weights: FloatArray, numbers: FloatArray) -> IntArray:
@@ -639,7 +639,7 @@ def _sample(weights: FloatArray, numbers: FloatArray) -> IntArray:
     cdf = weights.cumsum(1)
     tokens = (cdf <= numbers[:, None] * cdf[:, -1:]).sum(1)
     last = weights.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(1)
-    return np.minimum(tokens, last)
+    return np.asarray(np.minimum(tokens, last))
 
 
 def _normalised(weights: FloatArray, otherwise: FloatArray) -> FloatArray:
@@ -655,11 +655,11 @@ def _leading(claims: BoolArray) -> IntArray:
 
 def _at(table: npt.NDArray[_T], places: IntArray) -> npt.NDArray[_T]:
     """Return one entry per row."""
-    return table[np.arange(len(table)), places]
+    return np.asarray(table[np.arange(len(table)), places])
 
 
 def _emit(drafted: IntArray, accepted: IntArray, extra: IntArray) -> IntArray:
     """Return drafts with the extra token after the accepted ones, `[n, k + 1]`."""
-    emitted = np.c_[drafted, extra]
+    emitted = np.column_stack([drafted, extra])
     emitted[np.arange(len(drafted)), accepted] = extra
     return emitted
