@@ -321,3 +321,10 @@ def test_the_tool_resumes_and_writes_both_tables(tmp_path: Path) -> None:
     refused = run("--audits", "40", "--seed", "1")
     assert refused.returncode != 0
     assert "give another --out" in refused.stderr
+
+
+def test_the_toy_needs_no_transformers() -> None:
+    """The statistics can be checked where no model library is installed."""
+    script = "import sys; import specbench.audit.toy; sys.exit('transformers' in sys.modules)"
+    root = Path(__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", script], cwd=root, check=False).returncode == 0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specbench.audit import e_process, regimes
 from specbench.audit.alternatives import DIRECTIONS, MIX, SMALLEST, Alternatives, Direction
-from specbench.audit.e_process import Detectable, EProcess
+from specbench.audit.e_process import Detectable, EProcess, MarginProcess
 from specbench.errors import UsageError
 
 ALL = Alternatives(has_draft=True)
@@ -297,6 +297,43 @@ def test_impossible_set_ups_are_refused(regimes: dict[str, bool], alpha: float) 
     """There must be a regime, and a level between 0 and 1."""
     with pytest.raises(ValueError, match="expected"):
         EProcess(regimes, alpha=alpha)
+
+
+# Beyond a margin
+
+
+def margin_run(truth: Tensor, p: Tensor, q: Tensor, margin: float, seed: int) -> MarginProcess:
+    """Audit 6,000 tokens against a margin, saved and resumed halfway."""
+    process = MarginProcess(margin=margin, alpha=ALPHA)
+    table = ALL.table(p, q)
+    rows, vocab = p.shape
+    for sequence in range(120):
+        tokens = sample(truth, 1000 * seed + sequence).numpy()
+        process.update(table.take(np.arange(rows) * vocab + tokens))
+        if sequence == 60:
+            process = MarginProcess.resume(json.loads(json.dumps(process.state())))
+    return process
+
+
+def test_only_what_exceeds_the_margin_is_rejected() -> None:
+    """A deviation of .1 in TV is found with a margin of .03, and is none of its business with one of .1."""
+    p, q = laws(50, 12, 7), laws(50, 12, 8)
+    full = (q - p).abs().sum(1, keepdim=True) / 2
+    truth = p + 0.1 / full * (q - p)  # the same distance at every token
+    assert float((truth - p).abs().sum(1).sub(0.2).abs().max()) < 1e-9
+    assert float(truth.min()) > 0
+    for seed in range(5):
+        assert margin_run(truth, p, q, 0.03, seed).is_rejected
+        assert not margin_run(truth, p, q, 0.1, seed).is_rejected
+        assert not margin_run(p, p, q, 0.0, seed).is_rejected
+
+
+def test_a_margin_is_a_distance() -> None:
+    """A margin outside [0, 1) is refused; an untouched process has no evidence."""
+    with pytest.raises(ValueError, match="distance in TV"):
+        MarginProcess(margin=1.0, alpha=ALPHA)
+    assert MarginProcess(margin=0.1, alpha=ALPHA).log_e_value == 0
+    assert not MarginProcess(margin=0.1, alpha=ALPHA).is_rejected
 
 
 # Effects

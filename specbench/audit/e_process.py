@@ -469,6 +469,72 @@ class EProcess:
         return process
 
 
+class MarginProcess:
+    """An e-process for deviations beyond a margin: the evidence where p itself is known only roughly.
+
+    Null hypothesis: given its past, no token is drawn from a law that gives the set A of any direction
+    (what the direction makes more likely than p does) more than p(A) + `margin`. Each factor is
+    1 + l (1[x in A] - p(A) - margin), averaged over directions and some l > 0; its expectation is then at
+    most 1, and the chance that the product ever reaches 1 / alpha at most alpha. A reference that is off by
+    no more than the margin in TV, per token, accuses nobody.
+
+    Invalid in the ways of `EProcess`, but for the precision of p. Not rejecting says less than there: a
+    deviation must exceed the margin by about as much as `EProcess` needs to see it at all.
+
+    References:
+        Waudby-Smith and Ramdas, Estimating means of bounded random variables by betting, JRSS B 86 (2024).
+    """
+
+    stakes = (0.02, 0.05, 0.1, 0.2, 0.4)
+    """The l: small ones for small deviations over many tokens."""
+
+    def __init__(self, *, margin: float, alpha: float) -> None:
+        if not 0 <= margin < 1:
+            raise ValueError(f"the margin is {margin}; expected a distance in TV, at least 0 and below 1")
+        self.margin = margin
+        self.alpha = alpha
+        self._evidence: FloatArray | None = None  # [stakes * directions]
+        self._supremum = 0.0
+
+    @property
+    def log_e_value(self) -> float:
+        """The logarithm of the e-process as it stands."""
+        return 0.0 if self._evidence is None else float(_log_mean(self._evidence))
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the evidence has ever reached 1 / alpha."""
+        return self._supremum >= -math.log(self.alpha)
+
+    def update(self, scores: Scores) -> None:
+        """Take the scores of tokens, in the order and with the completeness that `EProcess` asks for."""
+        if len(scores) == 0:
+            return
+        excess = scores.witness - self.margin
+        bets = np.concatenate([np.log1p(stake * excess) for stake in self.stakes], axis=1)
+        before = np.zeros(bets.shape[1]) if self._evidence is None else self._evidence
+        self._supremum = max(self._supremum, float(_path(before, bets).max()))
+        self._evidence = before + bets.sum(0)
+
+    def state(self) -> dict[str, Any]:
+        """Return everything needed to go on later, in JSON types."""
+        evidence = None if self._evidence is None else self._evidence.tolist()
+        return {
+            "margin": self.margin,
+            "alpha": self.alpha,
+            "evidence": evidence,
+            "supremum": self._supremum,
+        }
+
+    @classmethod
+    def resume(cls, state: Mapping[str, Any]) -> MarginProcess:
+        """Go on from a saved state."""
+        process = cls(margin=state["margin"], alpha=state["alpha"])
+        process._evidence = None if state["evidence"] is None else np.array(state["evidence"])
+        process._supremum = state["supremum"]
+        return process
+
+
 def _log_mean(logs: FloatArray) -> FloatArray:
     """Return the logarithm of the mean of numbers given by their logarithms, over the last axis."""
     largest = logs.max(-1, keepdims=True)
