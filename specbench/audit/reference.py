@@ -30,6 +30,10 @@ CHUNK_VALUES = 4_000_000
 """Most probabilities held at a time [rows * vocab]: 32 MB in float64, and a few temporaries of that size."""
 
 
+ROW_VALUES = 24_000_000
+"""Most logits of one forward over whole outputs [rows * vocab]: 96 MB in float32."""
+
+
 # From logits to the distribution that is sampled
 
 
@@ -268,6 +272,45 @@ class Oracle:
                         hint="sample with a smaller top_k (3), shorten the horizon, or set a floor",
                     )
         return ExpectedTable(finished, frozenset(truncated))
+
+    def rows(self, prompt: Sequence[int], outputs: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
+        """Yield (i, logits [len(outputs[i]), vocab]) of the rows that predict each token of an output.
+
+        One forward serves many outputs. They are filled up at the end, which causal attention never looks
+        at from earlier rows.
+        """
+        vocab = int(self.model.config.get_text_config().vocab_size)
+        order = sorted((i for i, output in enumerate(outputs) if output), key=lambda i: len(outputs[i]))
+        while order:
+            longest = len(outputs[order[-1]])
+            size = min(self.batch_tokens // (len(prompt) + longest), ROW_VALUES // (longest * vocab))
+            chunk = order[-max(1, size) :]
+            del order[-len(chunk) :]
+            texts = [[*prompt, *outputs[i]] for i in chunk]
+            for i, logits in zip(chunk, self._output_rows(texts, len(prompt), longest), strict=True):
+                yield i, logits[: len(outputs[i])]
+
+    @torch.inference_mode()
+    def _output_rows(self, texts: Sequence[list[int]], start: int, longest: int) -> Tensor:
+        """Return the logits [num, longest, vocab] of the rows that predict tokens `start` onward."""
+        width = start + longest
+        ids = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=self.model.device)
+        wanted = torch.arange(start - 1, width - 1, device=ids.device)
+        options = {"logits_to_keep": wanted} if self._last_row_only else {}
+        with self._plain_attention():
+            output = self.model(
+                input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **options
+            )
+        logits: Tensor = output.logits
+        return logits if options else logits[:, wanted]
+
+    def law(self, logits: Tensor, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+        """Return the distributions [len(logits), vocab] that rows of `rows` are sampled from, float64."""
+        if self._looks_back:
+            logits = torch.stack(
+                [self._row(row, tuple(prompt), tuple(output[:place])) for place, row in enumerate(logits)]
+            )
+        return target_distribution(logits, self.sampling)
 
     def _children(
         self, prompt: Sequence[int], nodes: Mapping[Continuation, float], progress: Progress | None

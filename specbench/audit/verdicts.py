@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Verdict = Literal["PASS", "FAIL", "LOSSY", "INCONCLUSIVE"]
 
@@ -65,6 +67,94 @@ class ComponentResult:
     tokens: int
     words: str
     conclusive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A token to look at again: what reproduces it, and what was odd about it.
+
+    It is the `offset`-th output token of a request with this prompt and seed, decoded in this regime.
+    `log_factor` is what it alone adds to the evidence for `alternative`.
+    """
+
+    regime: str
+    prompt: tuple[int, ...]
+    seed: int
+    offset: int
+    token: int
+    log_factor: float
+    alternative: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectRecord:
+    """How far the output is from the target in the best-fitting direction: TV per token, a lower bound."""
+
+    direction: str
+    tv: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """What the audit says of one strategy, as it is stored and shown.
+
+    `log_e` is the largest log e-value and `bar` what it must reach for an alarm, which then came after
+    `tokens_at_alarm` tokens; `family`, `alternative` and `regime` say what fits best, whatever the verdict.
+    `detectable` gives, per direction, the TV per token that would have been found with probability .99, or
+    all that there is to find where that is less. `acceptance` is by regime, None where nothing was drafted.
+    """
+
+    strategy: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    components: tuple[ComponentResult, ...]
+    budget: str
+    promised_tv: float
+    tokens: int
+    sequences: int
+    prompts: int
+    dtype: str
+    alpha: float
+    log_e: float
+    bar: float
+    tokens_at_alarm: int | None
+    family: str
+    alternative: str
+    regime: str
+    effect: EffectRecord | None
+    detectable: Mapping[str, float | None]
+    acceptance: Mapping[str, float | None]
+    drafted: int
+    accepted: int
+    rejected: int
+    contracts_held: int
+    contracts_tried: int
+    chi_squared: ChiSquaredVerdict | None
+    lossless_claimed: bool
+    seconds: Mapping[str, float]
+    worst: Place | None = None
+    injected: str | None = None
+
+    @property
+    def least_visible(self) -> tuple[str, float | None]:
+        """Return the direction in which the most could hide, and how much (None: anything)."""
+        return max(self.detectable.items(), key=lambda pair: math.inf if pair[1] is None else pair[1])
+
+
+def record_from(values: Mapping[str, Any]) -> AuditRecord:
+    """Rebuild a record from its stored form."""
+    known = {name: values[name] for name in AuditRecord.__dataclass_fields__ if name in values}
+    known["reasons"] = tuple(known["reasons"])
+    known["components"] = tuple(ComponentResult(**entry) for entry in known["components"])
+    if known.get("effect") is not None:
+        known["effect"] = EffectRecord(**known["effect"])
+    if known.get("chi_squared") is not None:
+        known["chi_squared"] = ChiSquaredVerdict(**known["chi_squared"])
+    if known.get("worst") is not None:
+        known["worst"] = Place(**{**known["worst"], "prompt": tuple(known["worst"]["prompt"])})
+    return AuditRecord(**known)
 
 
 def chi_squared_component(stored: ChiSquaredVerdict) -> ComponentResult:

@@ -114,12 +114,12 @@ class LocalEngine:
             self.strategy,
             rows=self.rows,
             eos_ids=self.eos_ids,
-            decode=self._decode if self.tokenizer is not None else None,
+            decode=self.text if self.tokenizer is not None else None,
             grammars=self._grammars,
         )
         return self._loop.serve(schedule)
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, with nothing left out or tidied up."""
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(tokens), **options))  # type: ignore[union-attr]

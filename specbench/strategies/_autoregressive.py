@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from specbench.runtime.protocols import DraftContext
 from specbench.runtime.runner import ModelRunner
 from specbench.strategies._vocabulary import DraftVocabulary
 
+Adjust = Callable[[Tensor, Tensor], Tensor]
+"""Logits `[B, R, V]` and the place in the sequence that each row predicts `[B, R]`, to logits."""
+
 
 def draft_chain(
     runner: ModelRunner,
@@ -26,6 +29,7 @@ def draft_chain(
     *,
     vocabulary: DraftVocabulary,
     home: torch.device,
+    adjust: Adjust | None = None,
 ) -> Proposal:
     """Draft up to `limits[b]` tokens per row, each from the processed law of the ones before it.
 
@@ -41,6 +45,7 @@ def draft_chain(
         starts: slots each row already holds.
         vocabulary: the draft's tokens in the target's ids; what the draft lacks has q = 0.
         home: the target's device, where the proposal is wanted.
+        adjust: changes the draft's logits, given the place of the token that each row predicts.
     """
     device, vocab = runner.device, vocabulary.target
     sampling = context.sampling.to(device)
@@ -61,6 +66,8 @@ def draft_chain(
             logits = runner.forward(vocabulary.read_drafts(drafts[-1]), held, wanted).logits
             held = [h + w for h, w in zip(held, wanted, strict=True)]
         scores = vocabulary.logits(logits)
+        if adjust is not None:
+            scores = adjust(scores, torch.tensor(held, device=device)[:, None])
         allowed = None
         if constraint is not None:
             if depth:

@@ -20,6 +20,7 @@ from specbench.decoding.verification import Proposal
 from specbench.runtime.grammar import unpack, window_masks
 from specbench.runtime.protocols import DraftContext
 from specbench.runtime.runner import ModelRunner, TreeWindow
+from specbench.strategies._autoregressive import Adjust
 from specbench.strategies._vocabulary import DraftVocabulary
 
 
@@ -85,6 +86,7 @@ def draft_tree(
     shape: TreeShape,
     vocabulary: DraftVocabulary,
     home: torch.device,
+    adjust: Adjust | None = None,
 ) -> Proposal:
     """Draft a tree of fixed shape per row, cut to whole levels where budget or context are short.
 
@@ -116,6 +118,9 @@ def draft_tree(
         rows = torch.tensor([node + 1 for node in frontier], device=device)
         history = context.history(tokens, follows[:, rows])
         scores = vocabulary.logits(logits)
+        if adjust is not None:
+            ahead = torch.tensor([shape.depths[node] if node >= 0 else 0 for node in frontier], device=device)
+            scores = adjust(scores, torch.tensor(held, device=device)[:, None] + ahead)
         allowed = _allowed(context, tokens, shape.parents[: drawn[0]], frontier, scores)
         law = process(scores, sampling, history, allowed)
         places = [frontier.index(shape.parents[node]) for node in drawn]

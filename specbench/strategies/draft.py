@@ -20,7 +20,7 @@ from specbench.registry import PolicySpec
 from specbench.runtime.cache import SlotCache
 from specbench.runtime.protocols import DraftContext, DraftMemory, Resources, Strategy
 from specbench.runtime.runner import ModelRunner
-from specbench.strategies._autoregressive import draft_chain
+from specbench.strategies._autoregressive import Adjust, draft_chain
 from specbench.strategies._tree import TreeShape, draft_tree
 from specbench.strategies._vocabulary import DraftVocabulary
 
@@ -91,6 +91,7 @@ class ModelDrafter:
         self.runners: Sequence[ModelRunner] = (runner,)
         self.vocabulary = vocabulary
         self.home = home
+        self.adjust: Adjust | None = None
         self.weights = weights
         self.shape = shape
         self.held: dict[int, int] = {}
@@ -128,9 +129,16 @@ class ModelDrafter:
                 shape=self.shape,
                 vocabulary=self.vocabulary,
                 home=self.home,
+                adjust=self.adjust,
             )
         proposal = draft_chain(
-            self.runner, context, missing, starts, vocabulary=self.vocabulary, home=self.home
+            self.runner,
+            context,
+            missing,
+            starts,
+            vocabulary=self.vocabulary,
+            home=self.home,
+            adjust=self.adjust,
         )
         self.drafted = proposal.offered
         return proposal

@@ -1,0 +1,663 @@
+"""One strategy's audit in process: draw, score, test, in batches, until the budget is spent or an alarm.
+
+Everything AUDIT.md asks of a decoder that runs here meets in this file: the regimes take turns batch by
+batch, every sequence is scored whole and in the order of its submission, and the components become one
+verdict. What is measured is decided before it is drawn: nothing depends on how tokens turned out, but
+stopping at an alarm.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.audit import continuations, contracts, regimes
+from specbench.audit.acceptance import TokenAcceptance
+from specbench.audit.alternatives import Scores
+from specbench.audit.budget import Budget, Conclusion, Control, Speculation, alpha_for, combine
+from specbench.audit.collisions import Collisions
+from specbench.audit.draft_laws import DraftLaw, SyntheticLaw, own_law
+from specbench.audit.e_process import EProcess, EProcessResult
+from specbench.audit.greedy_regret import GreedyRegret, Tolerance, regrets
+from specbench.audit.proposals import Proposals
+from specbench.audit.reference import Oracle
+from specbench.audit.synthetic import with_synthetic_draft
+from specbench.audit.verdicts import (
+    AuditRecord,
+    ChiSquaredVerdict,
+    ComponentResult,
+    EffectRecord,
+    Place,
+    chi_squared_component,
+)
+from specbench.engines.local import LocalEngine
+from specbench.records import Request, RequestRecord, RoundRecord, SamplingParams, Schedule
+from specbench.runtime.events import Finished, Stepped
+from specbench.runtime.protocols import Strategy
+
+OWN = "own"
+BATCH = 32
+"""Sequences that one regime decodes before the next takes its turn."""
+OUTPUT_TOKENS = 32
+"""The most tokens of one sequence: several rounds, and cheap to score."""
+GREEDY_TOKENS = 24
+PLAN_VOCAB, PLAN_LEAST = 256, 1 / 32
+"""What could be found is worked out on every context up to this vocabulary, on a smaller share beyond."""
+CONTROL_TOKENS = 4_000
+FLOAT32_REGRET = 1e-3
+"""Two float32 forwards of one model differ by some 1e-5 in a logit; a regret above this is none of that."""
+
+Alter = Callable[[Strategy], Strategy]
+
+
+class Progress(Protocol):
+    """Told how many tokens were scored."""
+
+    def __call__(self, tokens: int) -> None:
+        """Take a number of tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is audited, on what, and how hard.
+
+    Args:
+        engine: decodes in the audited precision; its rows bound the batch.
+        sampling: of the sampled sequences, but for seed and length.
+        prompts: token ids; several, so that no direction is judged on one text.
+        branch_prompts: of the chi-squared check; empty leaves it out.
+        strategies: how many share the run's error budget.
+        scales: the noise of the synthetic drafts, by regime (`calibrate_regimes`).
+    """
+
+    engine: LocalEngine
+    sampling: SamplingParams
+    prompts: tuple[tuple[int, ...], ...]
+    branch_prompts: tuple[tuple[int, ...], ...]
+    budget: Budget
+    strategies: int
+    seed: int
+    dtype: str
+    scales: Mapping[str, float]
+    chi_sampling: continuations.SamplingOf = continuations.sampling
+    rows: int = 64
+
+    def oracle(self, sampling: SamplingParams | None = None) -> Oracle:
+        """Return the reference for some sampling; the audited one by default."""
+        return Oracle(self.engine.runner.model, sampling or self.sampling, self.engine.eos_ids)
+
+    def level(self, test: str) -> float:
+        """Return the level of one test of one strategy."""
+        return alpha_for(test, setting="in process", strategies=self.strategies)
+
+
+def calibrate_regimes(
+    oracle: Oracle, prompts: Sequence[Sequence[int]], *, most_rows: int = 96
+) -> dict[str, float]:
+    """Find the noise of each synthetic draft on the prompts themselves, which are not audited."""
+    rows: list[Tensor] = []
+    for prompt in prompts:
+        if len(prompt) > 1:
+            rows.append(next(oracle.rows(prompt[:1], [prompt[1:]]))[1])
+    logits = torch.cat(rows)
+    logits = logits[:: max(1, len(logits) // most_rows)]
+
+    def law(values: Tensor) -> Tensor:
+        return oracle.law(values, prompts[0], [0] * len(values))
+
+    return {
+        name: regimes.calibrate(logits, wanted, process=law) for name, wanted in regimes.ACCEPTANCE.items()
+    }
+
+
+@dataclass(slots=True)
+class _Regime:
+    """One stream of sequences: how it is decoded, and the auditor's draft law along it."""
+
+    name: str
+    alter: Alter
+    law: DraftLaw | None
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    number: int
+    prompt: tuple[int, ...]
+    record: RequestRecord
+    rounds: tuple[RoundRecord, ...]
+
+
+Coins = tuple[list[bool], list[float], list[float]]
+"""Outcome of each tested draft token, p of it and q of it, as `TokenAcceptance.add` takes them."""
+
+
+@dataclass(slots=True)
+class _Scored:
+    """What is kept of one sequence once it was scored: numbers per token, no laws."""
+
+    scores: Scores
+    plan: Any
+    log_p: float
+    coins: Coins
+    claims: tuple[np.ndarray[Any, Any], list[int]] | None
+
+
+def audit(
+    subject: Subject,
+    name: str,
+    *,
+    alter: Alter | None = None,
+    injected: str | None = None,
+    controls: Sequence[Control] = (),
+    progress: Progress | None = None,
+    stage: Callable[[str], None] = lambda _: None,
+) -> AuditRecord:
+    """Audit one strategy and conclude; see `Subject` for what it takes.
+
+    `alter` breaks the strategy on purpose. Without an A/A arm and an injected fault among `controls` the
+    verdict cannot be PASS.
+    """
+    auditor = _Auditor(subject, name, alter or (lambda strategy: strategy), progress or (lambda _: None))
+    began = time.perf_counter()
+    stage(f"{name}: sequences")
+    auditor.draw()
+    seconds = {"decoding": auditor.decoding_s, "scoring": auditor.scoring_s}
+    stage(f"{name}: contracts")
+    promised = auditor.keep_contracts()
+    checked = None
+    if subject.branch_prompts and not auditor.e_process.is_rejected:
+        stage(f"{name}: chi-squared")
+        checked = auditor.chi_squared()
+    result = auditor.conclude(promised, checked, controls, injected)
+    seconds["all"] = time.perf_counter() - began
+    return replace(result, seconds=seconds)
+
+
+def false_control(subject: Subject, alter: Alter, fault: str) -> Control:
+    """Plant a large fault in speculation with a bad draft: the instrument must notice."""
+    small = replace(subject, budget=Budget("control", CONTROL_TOKENS, 1.0), strategies=1)
+    auditor = _Auditor(small, CONTROL_STRATEGY, alter, lambda _: None, regimes=("bad",))
+    auditor.draw()
+    return Control(fault, expected_alarm=True, alarm=auditor.e_process.is_rejected)
+
+
+CONTROL_STRATEGY = "ngram:k=3"
+"""Any strategy that drafts: its drafter is replaced by a synthetic one."""
+
+
+class _Auditor:
+    """The state of one strategy's audit."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        name: str,
+        alter: Alter,
+        progress: Progress,
+        *,
+        regimes: Sequence[str] | None = None,
+    ) -> None:
+        self.subject = subject
+        self.name = name
+        self.alter = alter
+        self.progress = progress
+        self.opened = subject.engine.open(name, alter=alter)
+        strategy = subject.engine.strategy
+        assert strategy is not None
+        self.strategy = strategy
+        self.speculates = strategy.drafter is not None
+        self.oracle = subject.oracle()
+        self.regimes = self._regimes(regimes)
+        self.e_process = EProcess(
+            {regime.name: regime.law is not None for regime in self.regimes},
+            alpha=subject.level("e-process"),
+            plan_every=min(int(1 / PLAN_LEAST), max(1, subject.engine.runner.vocab // PLAN_VOCAB)),
+        )
+        self.collisions = Collisions(subject.level("collisions"))
+        self.acceptance = TokenAcceptance(subject.level("acceptance"))
+        self.proposals = Proposals(subject.level("proposals"))
+        floor = Tolerance(FLOAT32_REGRET, 0.0, 10**9, FLOAT32_REGRET)
+        self.regret = GreedyRegret(subject.level("greedy regret"), floor)
+        self.seeds: dict[tuple[str, int], int] = {}
+        self.outputs: dict[tuple[str, int], tuple[int, ...]] = {}
+        self.rejected = 0
+        self.lost = 0
+        self.numbers = {regime.name: 0 for regime in self.regimes}
+        self.decoding_s = self.scoring_s = 0.0
+
+    def _regimes(self, wanted: Sequence[str] | None) -> list[_Regime]:
+        subject = self.subject
+        if not self.speculates:
+            # Ordinary decoding, judged as if it speculated: the A/A arm.
+            return [_Regime(OWN, self.alter, SyntheticLaw(self.oracle, subject.scales["good"]))]
+
+        def synthetic(scale: float) -> Alter:
+            return lambda strategy: self.alter(
+                with_synthetic_draft(
+                    strategy,
+                    subject.engine.runner,
+                    scale,
+                    rows=subject.engine.rows,
+                    width=subject.engine.width,
+                )
+            )
+
+        subject.engine.open(self.name)  # the drafter as it is, not as a fault may have made it
+        assert subject.engine.strategy is not None
+        found = [_Regime(OWN, self.alter, own_law(subject.engine.strategy, subject.sampling))]
+        found += [
+            _Regime(name, synthetic(scale), SyntheticLaw(self.oracle, scale))
+            for name, scale in subject.scales.items()
+        ]
+        return [regime for regime in found if wanted is None or regime.name in wanted]
+
+    # Drawing and scoring
+
+    def draw(self) -> None:
+        """Spend the budget, or stop at the alarm."""
+        budget = self.subject.budget.tokens
+        while self.e_process.tokens < budget:
+            for regime in self.regimes:
+                before = self.e_process.tokens
+                self._batch(regime)
+                self.progress(self.e_process.tokens - before)
+                if self._has_alarm:
+                    return
+        self._greedy()
+
+    @property
+    def _has_alarm(self) -> bool:
+        return self.e_process.is_rejected
+
+    def _batch(self, regime: _Regime) -> None:
+        """Decode and judge the next sequences of a regime."""
+        first = self.numbers[regime.name]
+        self.numbers[regime.name] += BATCH
+        stream = sorted(self.subject.scales).index(regime.name) + 1 if regime.name != OWN else 0
+        requests = []
+        for number in range(first, first + BATCH):
+            prompt = self.subject.prompts[number % len(self.subject.prompts)]
+            seed = (self.subject.seed * 7 + stream) * 10_000_019 + number
+            sampling = replace(self.subject.sampling, seed=seed, max_new_tokens=OUTPUT_TOKENS)
+            requests.append(Request(number, prompt, sampling, f"audit-{number}"))
+            self.seeds[regime.name, number] = seed
+        # Requests with equal prompts side by side share a prefill; the order of judging is by number.
+        requests.sort(key=lambda request: request.id % len(self.subject.prompts))
+        began = time.perf_counter()
+        found = self._serve(regime, requests)
+        drawn = time.perf_counter()
+        self.decoding_s += drawn - began
+        for scored, sequence in self._scored(regime, found):
+            self._judge(regime, sequence, scored)
+        self.scoring_s += time.perf_counter() - drawn
+
+    def _serve(self, regime: _Regime, requests: Sequence[Request]) -> list[_Sequence]:
+        engine = self.subject.engine
+        engine.open(self.name, alter=regime.alter)
+        records: dict[int, RequestRecord] = {}
+        rounds: dict[int, list[RoundRecord]] = {request.id: [] for request in requests}
+        rows = min(engine.rows, self.subject.rows)
+        policy = self.strategy.policy
+        if (lively := getattr(policy, "lively_batch", None)) is not None:
+            rows = min(rows, lively)
+        schedule = Schedule(tuple(requests), concurrency=rows, share_prefill=True, record_drafts=True)
+        for event in engine.serve(schedule):
+            if isinstance(event, Finished):
+                records[event.record.request] = event.record
+            elif isinstance(event, Stepped):
+                for entry in event.rounds:
+                    rounds[entry.request].append(entry)
+        self.lost += sum(r.id not in records or records[r.id].error is not None for r in requests)
+        for entries in rounds.values():
+            regime.drafted += sum(entry.drafted for entry in entries)
+            regime.accepted += sum(entry.accepted for entry in entries)
+            self.rejected += sum(entry.rejected for entry in entries)
+        return [
+            _Sequence(request.id, request.prompt, records[request.id], tuple(rounds[request.id]))
+            for request in sorted(requests, key=lambda r: r.id)
+            if request.id in records
+        ]
+
+    def _scored(self, regime: _Regime, found: Sequence[_Sequence]) -> Iterator[tuple[_Scored, _Sequence]]:
+        """Score whole sequences, one forward for many of one prompt; yield them in order of submission."""
+        by_prompt: dict[tuple[int, ...], list[int]] = {}
+        for place, sequence in enumerate(found):
+            by_prompt.setdefault(sequence.prompt, []).append(place)
+        scored: dict[int, _Scored] = {}
+        for prompt, places in by_prompt.items():
+            outputs = [found[place].record.output_tokens for place in places]
+            for index, logits in self.oracle.rows(prompt, outputs):
+                sequence = found[places[index]]
+                scored[places[index]] = self._score(regime, sequence, logits)
+        for place in sorted(scored):
+            yield scored[place], found[place]
+
+    def _score(self, regime: _Regime, sequence: _Sequence, logits: Tensor) -> _Scored:
+        output = sequence.record.output_tokens
+        p = self.oracle.law(logits, sequence.prompt, output).cpu()
+        q = None
+        if regime.law is not None:
+            q = regime.law.laws(sequence.prompt, output, logits, p).cpu()
+        tokens = torch.tensor(output)
+        alternatives = self.e_process.alternatives(regime.name)
+        every = self.e_process.plan_every
+        scores = alternatives.score(p, tokens, q)
+        plan = alternatives.plan(p[::every], None if q is None else q[::every])
+        chosen = p.gather(1, tokens[:, None]).squeeze(1)
+        log_p = float(chosen.log().sum()) if bool((chosen > 0).all()) else -math.inf
+        coins = _tested(sequence.rounds, output, p, q, self.strategy.rule.name)
+        claims = _claims(sequence.rounds, q) if q is not None and self._samples_drafts(regime) else None
+        return _Scored(scores, plan, min(0.0, log_p), coins, claims)
+
+    def _samples_drafts(self, regime: _Regime) -> bool:
+        """Whether drafts are drawn at random from a law the auditor knows."""
+        return regime.name != OWN or bool(self.strategy.drafter is not None and self.strategy.drafter.runners)
+
+    def _judge(self, regime: _Regime, sequence: _Sequence, scored: _Scored) -> None:
+        """Hand one sequence to every test, in order."""
+        num = len(scored.scores)
+        self.outputs[regime.name, sequence.number] = sequence.record.output_tokens
+        if num:
+            numbers = np.full(num, sequence.number)
+            self.e_process.update(regime.name, scored.scores, numbers, np.arange(num), scored.plan)
+        self.collisions.add((regime.name, sequence.prompt), sequence.record.output_tokens, scored.log_p)
+        if not self.strategy.lossless:
+            return
+        if scored.coins[0]:
+            self.acceptance.add(*scored.coins)
+        if scored.claims is not None and scored.claims[1]:
+            self.proposals.add(*scored.claims)
+
+    def _greedy(self) -> None:
+        """Decode every prompt at temperature 0 in every regime, and compare the logits."""
+        greedy = replace(self.subject.sampling, temperature=0.0, max_new_tokens=GREEDY_TOKENS)
+        plain = Oracle(
+            self.subject.engine.runner.model,
+            replace(greedy, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
+            self.subject.engine.eos_ids,
+        )
+        for regime in self.regimes:
+            requests = [
+                Request(i, prompt, greedy, f"greedy-{i}") for i, prompt in enumerate(self.subject.prompts)
+            ]
+            for sequence in self._serve(regime, requests):
+                output = sequence.record.output_tokens
+                for _, logits in plain.rows(sequence.prompt, [output]):
+                    scores = plain.law(logits, sequence.prompt, output).log()
+                    self.regret.add(np.minimum(regrets(scores.cpu().numpy(), np.array(output)), 1e6))
+
+    # Other checks
+
+    def keep_contracts(self) -> tuple[contracts.ContractResult, ...]:
+        """Try what every decoder owes its callers, with the strategy's own drafter."""
+        engine = self.subject.engine
+        prompts = tuple(sorted(self.subject.prompts, key=len)[:4])
+
+        def generate(spec: str, alter: Alter, eos: Sequence[int] | None = None) -> contracts.Generate:
+            def serve(requests: Sequence[Request]) -> list[RequestRecord]:
+                before = engine.eos_ids
+                engine.open(spec, alter=alter)
+                if eos is not None:
+                    engine.eos_ids = tuple(eos)
+                try:
+                    schedule = Schedule(tuple(requests), concurrency=min(engine.rows, 8))
+                    return [e.record for e in engine.serve(schedule) if isinstance(e, Finished)]
+                finally:
+                    engine.eos_ids = before
+
+            return serve
+
+        subject = contracts.Subject(
+            generate=generate(self.name, self.alter),
+            prompts=prompts,
+            max_draft=self.opened.max_draft,
+            sampling=replace(self.subject.sampling, stop_strings=(), grammar=None, min_new_tokens=0),
+            ordinary=generate("ordinary", lambda strategy: strategy),
+            with_eos=lambda token: generate(self.name, self.alter, (token,)),
+            repeats_ordinary=self.strategy.rule.name == "exact",
+            counter_seeds=getattr(self.strategy.policy, "lively_batch", None) is None,
+            text=engine.text if engine.tokenizer is not None else None,
+        )
+        return contracts.check(subject)
+
+    def chi_squared(self) -> ChiSquaredVerdict:
+        """Compare whole continuations with their exact law."""
+        subject = self.subject
+
+        def oracle_for(horizon: int) -> Oracle:
+            return subject.oracle(subject.chi_sampling(horizon, 0))
+
+        return next(
+            continuations.check(
+                subject.engine,
+                oracle_for,
+                subject.chi_sampling,
+                [self.name],
+                subject.branch_prompts,
+                alpha=subject.level("chi-squared"),
+                seed=subject.seed + 1,
+                dtype=subject.dtype,
+                alter=self.alter,
+            )
+        )
+
+    # The verdict
+
+    def conclude(
+        self,
+        promised: tuple[contracts.ContractResult, ...],
+        checked: ChiSquaredVerdict | None,
+        controls: Sequence[Control],
+        injected: str | None,
+    ) -> AuditRecord:
+        """Make one verdict of everything found."""
+        found = self.e_process.result()
+        detectable = {name: _reached(d) for name, d in found.detectable.items() if d is not None}
+        components = [self._e_component(found), *self._companions(), contracts.component(promised)]
+        if checked is not None:
+            components.append(chi_squared_component(checked))
+        speculation = Speculation(
+            sum(regime.drafted for regime in self.regimes),
+            sum(regime.accepted for regime in self.regimes),
+            self.rejected,
+        )
+        alpha = sum(component.alpha for component in components)
+        conclusion: Conclusion = combine(
+            components,
+            alpha=alpha,
+            claims_lossless=self.opened.lossless,
+            speculates=self.speculates,
+            speculation=speculation,
+            controls=controls,
+            smallest_detectable=detectable,
+            promised_tv=self.subject.budget.promised_tv,
+            lost=self.lost,
+        )
+        return AuditRecord(
+            strategy=self.name,
+            verdict=conclusion.verdict,
+            reasons=conclusion.reasons,
+            components=tuple(components),
+            budget=self.subject.budget.name,
+            promised_tv=self.subject.budget.promised_tv,
+            tokens=found.tokens,
+            sequences=sum(regime.sequences for regime in found.regimes),
+            prompts=len(self.subject.prompts),
+            dtype=self.subject.dtype,
+            alpha=alpha,
+            log_e=found.log_supremum,
+            bar=-math.log(found.alpha),
+            tokens_at_alarm=found.tokens_at_alarm,
+            family=found.best_family,
+            alternative=found.best_alternative,
+            regime=found.best_regime,
+            effect=self._effect(found),
+            detectable=detectable,
+            acceptance={
+                regime.name: regime.accepted / regime.drafted if regime.drafted else None
+                for regime in self.regimes
+            },
+            drafted=speculation.drafted,
+            accepted=speculation.accepted,
+            rejected=speculation.rejected,
+            contracts_held=sum(result.held is True for result in promised),
+            contracts_tried=sum(result.held is not None for result in promised),
+            chi_squared=checked,
+            lossless_claimed=self.opened.lossless,
+            seconds={},
+            worst=self._worst(found),
+            injected=injected,
+        )
+
+    def _effect(self, found: EProcessResult) -> EffectRecord | None:
+        effect = next(r for r in found.regimes if r.regime == found.best_regime).effect
+        return EffectRecord(effect.direction, effect.tv, effect.low, effect.high) if effect else None
+
+    def _e_component(self, found: EProcessResult) -> ComponentResult:
+        bar = math.log(1 / found.alpha)
+        if found.unsupported and self.opened.lossless:
+            words = f"{found.unsupported} of {found.tokens} tokens are ones the target cannot emit there"
+            return ComponentResult(
+                "support", True, float(found.unsupported), "exact", 0.0, found.tokens, words
+            )
+        if found.is_rejected:
+            words = (
+                f"log e {found.log_supremum:.1f} reached {bar:.1f} after {found.tokens_at_alarm} tokens; "
+                f"most like {found.best_family} ({found.best_alternative}), regime {found.best_regime}"
+            )
+        else:
+            words = f"log e at most {found.log_supremum:.1f}, below {bar:.1f}, over {found.tokens} tokens"
+        return ComponentResult(
+            "e-process", found.is_rejected, found.log_supremum, "log e", found.alpha, found.tokens, words
+        )
+
+    def _companions(self) -> list[ComponentResult]:
+        results = [self.collisions.result()]
+        if self.regret.mixture.steps:
+            results.append(self.regret.result())
+        if self.strategy.lossless and self.speculates:
+            if self.acceptance.mixture.steps:
+                results.append(self.acceptance.result())
+            if self.proposals.tokens:
+                results.append(self.proposals.result())
+        return results
+
+    def _worst(self, found: EProcessResult) -> Place | None:
+        if not found.is_rejected:
+            return None
+        regime = next(r for r in found.regimes if r.regime == found.best_regime)
+        if regime.worst is None:
+            return None
+        key = regime.regime, regime.worst.sequence
+        return Place(
+            regime=regime.regime,
+            prompt=self.subject.prompts[regime.worst.sequence % len(self.subject.prompts)],
+            seed=self.seeds[key],
+            offset=regime.worst.offset,
+            token=self.outputs[key][regime.worst.offset],
+            log_factor=regime.worst.log_factor,
+            alternative=regime.best_alternative,
+        )
+
+
+def _reached(detectable: Any) -> float | None:
+    """Return what could have gone unnoticed: the smallest found, or all there is where that is little."""
+    found: float | None = detectable.smallest
+    largest: float = detectable.largest
+    return largest if found is None else found
+
+
+def _tested(
+    rounds: Sequence[RoundRecord], output: Sequence[int], p: Tensor, q: Tensor | None, rule: str
+) -> Coins:
+    """Return the coins that were thrown for one sequence, in order.
+
+    Tested are the positions up to and including the first rejection; their p is that of the emitted text,
+    which up to there is the drafted one. In a tree siblings are tested in turn. What lies behind an EOS or
+    the budget was not scored. Block verification throws one coin for many tokens and is not judged here.
+    """
+    coins: Coins = ([], [], [])
+    place = 0
+    for entry in rounds if rule in ("rejection", "exact") else ():
+        if entry.draft_parents is not None:
+            _tree_coins(entry, output, place, p, q, coins, is_exact=rule == "exact")
+        else:
+            tokens, claimed = entry.draft_tokens or (), entry.draft_probs or ()
+            for i in range(min(entry.accepted + entry.rejected, len(output) - place)):
+                coins[0].append(i < entry.accepted)
+                coins[1].append(float(p[place + i, tokens[i]]))
+                coins[2].append(1.0 if rule == "exact" else claimed[i])
+        place += entry.emitted
+    return coins
+
+
+def _tree_coins(
+    entry: RoundRecord,
+    output: Sequence[int],
+    start: int,
+    p: Tensor,
+    q: Tensor | None,
+    coins: Coins,
+    *,
+    is_exact: bool,
+) -> None:
+    """Follow the accepted path of a tree; at each node its children are tested until one is taken.
+
+    After a refusal p' is what p' has beyond q', and q' loses the token: SpecInfer 2305.09781. Where the
+    draft was certain, or the rule compares samples, p' only loses the token.
+    """
+    tokens, claimed, parents = entry.draft_tokens or (), entry.draft_probs or (), entry.draft_parents or ()
+    node = -1
+    for depth in range(min(entry.draft_depth, len(output) - start)):
+        left = p[start + depth].clone()
+        draft = q[start + depth].clone() if q is not None else None
+        taken = None
+        for child in (n for n, parent in enumerate(parents) if parent == node):
+            token = tokens[child]
+            is_certain = is_exact or draft is None or claimed[child] == 1.0
+            kept = depth < entry.accepted and output[start + depth] == token
+            coins[0].append(kept)
+            coins[1].append(min(1.0, float(left[token])))
+            coins[2].append(1.0 if is_certain or draft is None else float(draft[token]))
+            if kept:
+                taken = child
+                break
+            left = _without(left, token) if is_certain or draft is None else (left - draft).clamp_min(0.0)
+            left = left / left.sum().clamp_min(1e-300)
+            if draft is not None:
+                draft = _without(draft, token)
+        if taken is None:
+            return
+        node = taken
+
+
+def _without(law: Tensor, token: int) -> Tensor:
+    """Return a law given that it is not this token; all zeros if nothing else is possible."""
+    rest = law.clone()
+    rest[token] = 0.0
+    return rest / rest.sum().clamp_min(1e-300)
+
+
+def _claims(rounds: Sequence[RoundRecord], q: Tensor) -> tuple[np.ndarray[Any, Any], list[int]]:
+    """Return the laws and tokens of the drafts of chains that were tested, in order."""
+    rows: list[int] = []
+    tokens: list[int] = []
+    place = 0
+    for entry in rounds:
+        drafted = entry.draft_tokens or ()
+        if entry.draft_parents is None:
+            for i in range(min(entry.accepted + entry.rejected, len(q) - place)):
+                rows.append(place + i)
+                tokens.append(drafted[i])
+        place += entry.emitted
+    return q[rows].numpy(), tokens
