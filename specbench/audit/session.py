@@ -191,6 +191,37 @@ def false_control(subject: Subject, alter: Alter, fault: str) -> Control:
     return Control(fault, expected_alarm=True, alarm=auditor.e_process.is_rejected)
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """One position as the reference sees it. `before` are the output tokens before it."""
+
+    before: tuple[int, ...]
+    p: float
+    q: float | None
+    likeliest: tuple[tuple[int, float], ...]
+
+
+def look_again(subject: Subject, name: str, place: Place, *, alter: Alter | None) -> View | None:
+    """Decode one request again, alone, and score the position; None if the output is another now."""
+    auditor = _Auditor(subject, name, alter or (lambda strategy: strategy), lambda _: None)
+    regime = next(r for r in auditor.regimes if r.name == place.regime)
+    sampling = replace(subject.sampling, seed=place.seed, max_new_tokens=OUTPUT_TOKENS)
+    sequence = auditor.serve(regime, [Request(0, place.prompt, sampling, "again")])[0]
+    output = sequence.record.output_tokens
+    if len(output) <= place.offset or output[place.offset] != place.token:
+        return None
+    _, logits = next(auditor.oracle.rows(place.prompt, [output]))
+    p = auditor.oracle.law(logits, place.prompt, output).cpu()
+    q = None if regime.law is None else regime.law.laws(place.prompt, output, logits, p)
+    best = p[place.offset].topk(5)
+    return View(
+        before=output[: place.offset],
+        p=float(p[place.offset, place.token]),
+        q=None if q is None else float(q[place.offset, place.token]),
+        likeliest=tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)),
+    )
+
+
 CONTROL_STRATEGY = "ngram:k=3"
 """Any strategy that drafts: its drafter is replaced by a synthetic one."""
 
@@ -294,14 +325,15 @@ class _Auditor:
         # Requests with equal prompts side by side share a prefill; the order of judging is by number.
         requests.sort(key=lambda request: request.id % len(self.subject.prompts))
         began = time.perf_counter()
-        found = self._serve(regime, requests)
+        found = self.serve(regime, requests)
         drawn = time.perf_counter()
         self.decoding_s += drawn - began
         for scored, sequence in self._scored(regime, found):
             self._judge(regime, sequence, scored)
         self.scoring_s += time.perf_counter() - drawn
 
-    def _serve(self, regime: _Regime, requests: Sequence[Request]) -> list[_Sequence]:
+    def serve(self, regime: _Regime, requests: Sequence[Request]) -> list[_Sequence]:
+        """Decode requests in one regime; return them in the order of their ids."""
         engine = self.subject.engine
         engine.open(self.name, alter=regime.alter)
         records: dict[int, RequestRecord] = {}
@@ -390,7 +422,7 @@ class _Auditor:
             requests = [
                 Request(i, prompt, greedy, f"greedy-{i}") for i, prompt in enumerate(self.subject.prompts)
             ]
-            for sequence in self._serve(regime, requests):
+            for sequence in self.serve(regime, requests):
                 output = sequence.record.output_tokens
                 for _, logits in plain.rows(sequence.prompt, [output]):
                     scores = plain.law(logits, sequence.prompt, output).log()
@@ -462,6 +494,8 @@ class _Auditor:
     ) -> AuditRecord:
         """Make one verdict of everything found."""
         found = self.e_process.result()
+        if not self.speculates:
+            controls = [*controls, Control("ordinary decoding", False, found.is_rejected)]
         detectable = {name: _reached(d) for name, d in found.detectable.items() if d is not None}
         components = [self._e_component(found), *self._companions(), contracts.component(promised)]
         if checked is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 Verdict = Literal["PASS", "FAIL", "LOSSY", "INCONCLUSIVE"]
 
@@ -143,20 +143,6 @@ class AuditRecord:
         return max(self.detectable.items(), key=lambda pair: math.inf if pair[1] is None else pair[1])
 
 
-def record_from(values: Mapping[str, Any]) -> AuditRecord:
-    """Rebuild a record from its stored form."""
-    known = {name: values[name] for name in AuditRecord.__dataclass_fields__ if name in values}
-    known["reasons"] = tuple(known["reasons"])
-    known["components"] = tuple(ComponentResult(**entry) for entry in known["components"])
-    if known.get("effect") is not None:
-        known["effect"] = EffectRecord(**known["effect"])
-    if known.get("chi_squared") is not None:
-        known["chi_squared"] = ChiSquaredVerdict(**known["chi_squared"])
-    if known.get("worst") is not None:
-        known["worst"] = Place(**{**known["worst"], "prompt": tuple(known["worst"]["prompt"])})
-    return AuditRecord(**known)
-
-
 def chi_squared_component(stored: ChiSquaredVerdict) -> ComponentResult:
     """Return a stored chi-squared check in the form of a component; a token outside the support is exact."""
     name, tokens = "chi-squared", stored.draws * stored.horizon
@@ -168,3 +154,35 @@ def chi_squared_component(stored: ChiSquaredVerdict) -> ComponentResult:
     words = f"p = {stored.p_value:.2g} with {stored.df} degrees of freedom over {stored.draws} draws"
     alarm = stored.p_value <= stored.alpha
     return ComponentResult(name, alarm, stored.p_value, "p", stored.alpha, tokens, words)
+
+
+def summed_up(record: AuditRecord) -> ChiSquaredVerdict:
+    """Return the chi-squared check of a full audit under the verdict of the whole of it."""
+    checked = record.chi_squared
+    if checked is None:  # stopped at an alarm before it
+        checked = ChiSquaredVerdict(
+            strategy=record.strategy,
+            verdict=record.verdict,
+            reason="",
+            lossless_claimed=record.lossless_claimed,
+            dtype=record.dtype,
+            temperature=1.0,
+            top_k=0,
+            prompts=0,
+            draws=0,
+            horizon=0,
+            statistic=None,
+            df=None,
+            p_value=None,
+            alpha=record.alpha,
+            tv_observed=None,
+            tv_upper=None,
+            smallest_detectable_tv=None,
+            out_of_support=0,
+            drafted=record.drafted,
+            accepted=record.accepted,
+            rejections=record.rejected,
+            fully_accepted=0,
+            seconds=0.0,
+        )
+    return replace(checked, verdict=record.verdict, reason=record.reasons[0], injected=record.injected)

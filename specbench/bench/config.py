@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specbench import registry
+from specbench.audit.budget import budget_named
 from specbench.bench.sampling import parse_sampling
 from specbench.errors import UsageError
 
@@ -54,7 +55,8 @@ class RunConfig:
 
     `None` for temperatures, loads, limit and max_new_tokens means what each workload says. `dtype`
     "auto" is the checkpoint's own. `sampling` are further parameters of every request as `name=value`;
-    `samples` is how many samples of each prompt are decoded together, from one prefill.
+    `audit_budget` names that of the full audit; None checks whole continuations only. `samples` is how
+    many samples of each prompt are decoded together, from one prefill.
     """
 
     target: str
@@ -77,10 +79,13 @@ class RunConfig:
     quick: bool = False
     audit: bool = True
     audit_dtype: str = "float32"
+    audit_budget: str | None = None
     inject: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be run, before anything is loaded."""
+        if self.audit_budget is not None:
+            budget_named(self.audit_budget)
         parse_sampling(self.sampling)
         if self.samples > self.rows:
             raise UsageError(
@@ -113,8 +118,13 @@ class RunConfig:
     @property
     def digest(self) -> str:
         """Return a short hash that equal configurations share."""
-        text = json.dumps(asdict(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return digest_of(self)
+
+
+def digest_of(config: Any) -> str:
+    """Return a short hash that equal configurations, dataclasses of plain values, share."""
+    text = json.dumps(asdict(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def quick_limit(workload: str) -> int:

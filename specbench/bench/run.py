@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specbench import environment, registry, workloads
+from specbench.audit.verdicts import summed_up
 from specbench.bench import config as configuration
+from specbench.bench.audit import AuditConfig, audits, continuation_sampling
 from specbench.bench.config import AGAIN, BASELINE, RunConfig
+from specbench.bench.loading import (
+    Models,
+    Progress,
+    alteration,
+    check_writable,
+    encoder,
+    load_models,
+    local_engine,
+)
 from specbench.bench.matrix import Encoded, Unit, schedule, units
-from specbench.bench.sampling import Encode, build_sampling, parse_sampling
+from specbench.bench.sampling import parse_sampling
 from specbench.bench.store import Run, RunStore
 from specbench.errors import UsageError, WorkloadError
 from specbench.metrics import identities, summarise
@@ -45,39 +56,6 @@ AUDIT_ROWS = 128
 WARM_UP_TOKENS = 8
 
 
-class Progress(Protocol):
-    """What a run tells while it is under way."""
-
-    def stage(self, text: str, total: int | None = None) -> None:
-        """Begin a stage of `total` units of work."""
-        ...
-
-    def advance(self, amount: int = 1, text: str | None = None) -> None:
-        """Some of it is done."""
-        ...
-
-    def say(self, text: str) -> None:
-        """Tell something worth a line."""
-        ...
-
-
-@dataclass(slots=True)
-class Models:
-    """The models of a run; both None in a simulation.
-
-    `draft_ids` gives the target's id of each of the draft's, where they are not the same.
-    """
-
-    target: LoadedModel | None = None
-    draft: LoadedModel | None = None
-    draft_ids: tuple[int, ...] | None = None
-
-    @property
-    def loaded(self) -> list[LoadedModel]:
-        """Return those there are."""
-        return [model for model in (self.target, self.draft) if model is not None]
-
-
 def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | None, fresh: bool) -> Run:
     """Carry out a run, or continue the latest unfinished one with the same configuration.
 
@@ -88,7 +66,7 @@ def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | N
     _require_places(config)
     chosen = [_shaped(workload, config) for workload in workloads.load_many(config.workloads)]
     check_writable(results)
-    models = _load_models(config, config.dtype, progress)
+    models = load_models(config, config.dtype, progress)
     prompts = {w.name: _encode(w, models.target) for w in chosen}
     engine = _engine(config, models, prompts)
     for arm in config.arms:
@@ -161,43 +139,6 @@ def _shaped(workload: Workload, config: RunConfig) -> Workload:
     if tokens is not None:
         workload = replace(workload, max_new_tokens=min(tokens, workload.max_new_tokens))
     return workload
-
-
-def check_writable(results: Path) -> None:
-    """Find out now, not after the measurement, whether results can be written."""
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        probe = results / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as problem:
-        raise UsageError(
-            f"cannot write to {results}: {problem.strerror or problem}", hint="choose another --output"
-        ) from None
-
-
-def _load_models(config: RunConfig, dtype: str, progress: Progress) -> Models:
-    if registry.parse(config.engine).name == "simulated":
-        return Models()
-    from specbench import models
-
-    progress.stage(f"loading {config.target}")
-    target = models.load(models.resolve(config.target), dtype=dtype, device=config.device)
-    if config.draft is None:
-        return Models(target)
-    progress.stage(f"loading {config.draft}")
-    device = config.draft_device or config.device
-    draft = models.load(models.resolve(config.draft), dtype=dtype, device=device)
-    ids = models.fit_vocabulary(
-        target.tokenizer, draft.tokenizer, target_vocab=target.vocab_size, draft_vocab=draft.vocab_size
-    )
-    if ids is not None:
-        shared = sum(index >= 0 for index in ids)
-        progress.say(
-            f"the draft's ids are not the target's: {shared} of its {len(ids)} tokens are mapped by their "
-            "strings, the others are never drafted"
-        )
-    return Models(target, draft, ids)
 
 
 def _encode(workload: Workload, target: LoadedModel | None) -> list[Encoded]:
@@ -305,7 +246,7 @@ def describe(config: RunConfig, chosen: list[Workload], models: Models) -> dict[
         "samples": config.samples,
         "quick": config.quick,
         "inject": config.inject,
-        "audit": {"dtype": config.audit_dtype} if config.audit else None,
+        "audit": {"dtype": config.audit_dtype, "budget": config.audit_budget} if config.audit else None,
         "workloads": {
             w.name: {
                 "headline": w.headline,
@@ -332,29 +273,7 @@ def _engine(config: RunConfig, models: Models, prompts: Mapping[str, list[Encode
         raise UsageError(f"engine '{spec.name}' cannot be run yet", hint="use local or simulated")
     assert models.target is not None
     longest = max(len(p.tokens) + p.max_new_tokens for listed in prompts.values() for p in listed)
-    return _local_engine(models, rows=config.rows, width=longest + MARGIN)
-
-
-def _local_engine(models: Models, *, rows: int, width: int) -> Engine:
-    from specbench.engines.local import LocalEngine
-
-    assert models.target is not None
-    return LocalEngine(
-        models.target.model,
-        eos_ids=models.target.eos_token_ids,
-        tokenizer=models.target.tokenizer,
-        draft=models.draft.model if models.draft is not None else None,
-        draft_ids=models.draft_ids,
-        rows=rows,
-        width=width,
-    )
-
-
-def _encoder(target: LoadedModel | None) -> Encode:
-    """Return how a word becomes token ids, without special tokens."""
-    if target is None:
-        return lambda text: list(text.encode())
-    return lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"])
+    return local_engine(models, rows=config.rows, width=longest + MARGIN)
 
 
 # Measuring
@@ -371,10 +290,10 @@ def _measure(
     monitor: environment.LoadMonitor,
 ) -> None:
     arms = config.arms
-    alter = _alteration(config)
+    alter = alteration(config.inject)
     work = list(units(chosen, prompts, config.repeats))
     asked = parse_sampling(config.sampling)
-    encode = _encoder(models.target)
+    encode = encoder(models.target)
     progress.stage("measuring", total=sum(len(unit.prompts) for unit in work) * len(arms))
     warm: set[str] = set()
     for position, unit in enumerate(work):
@@ -409,14 +328,6 @@ def _measure(
 
 def _strategy_of(arm: str) -> str:
     return arm.partition("#")[0]
-
-
-def _alteration(config: RunConfig) -> Callable[[Any], Any] | None:
-    """Return the planted fault; it spares strategies that do not draft."""
-    if config.inject is None:
-        return None
-    alter = registry.module("fault", config.inject).alter
-    return lambda strategy: alter(strategy) if strategy.drafter is not None else strategy
 
 
 def _warm_up(engine: Engine, unit: Unit) -> None:
@@ -477,38 +388,56 @@ def _summarise(store: RunStore) -> None:
 
 
 def _audit(config: RunConfig, models: Models, store: RunStore, progress: Progress) -> None:
-    """Check every strategy's continuations against the target's exact law, in float32 by default."""
-    from specbench.audit import continuations
-    from specbench.audit.reference import Oracle
-
+    """Audit every strategy, in float32 by default: by all tests, or by whole continuations alone."""
     assert models.target is not None
-    done = {verdict.strategy: verdict for verdict in store.document.audits}
-    strategies = [arm for arm in config.arms if arm != AGAIN]
-    missing = [arm for arm in strategies if arm not in done]
-    if not missing:
+    strategies = tuple(arm for arm in config.arms if arm != AGAIN)
+    if all(name in {verdict.strategy for verdict in store.document.audits} for name in strategies):
         return
     exact = models
     if config.audit_dtype != models.target.dtype:
-        exact = _load_models(config, config.audit_dtype, progress)
+        exact = load_models(config, config.audit_dtype, progress)
+    if config.audit_budget is None:
+        _check_continuations(config, exact, strategies, store, progress)
+    else:
+        _audit_fully(config, exact, strategies, store, progress)
+
+
+def _audit_fully(
+    config: RunConfig, exact: Models, strategies: tuple[str, ...], store: RunStore, progress: Progress
+) -> None:
+    assert config.audit_budget is not None
+    asked = AuditConfig(
+        config.target,
+        config.draft,
+        strategies=strategies,
+        budget=config.audit_budget,
+        sampling=config.sampling,
+        seed=config.seed,
+        inject=config.inject,
+    )
+    done = {record.strategy: record for record in store.document.evidence}
+    for record in audits(asked, exact, progress, done=done):
+        done[record.strategy] = record
+        listed = [done[name] for name in strategies if name in done]
+        store.update(evidence=listed, audits=[summed_up(entry) for entry in listed])
+
+
+def _check_continuations(
+    config: RunConfig, exact: Models, strategies: tuple[str, ...], store: RunStore, progress: Progress
+) -> None:
+    """Check every strategy's continuations against the target's exact law."""
+    from specbench.audit import continuations
+    from specbench.audit.reference import Oracle
+
     assert exact.target is not None
     target = exact.target
+    done = {verdict.strategy: verdict for verdict in store.document.audits}
     prompts = continuations.branch_prompts(target.tokenizer)
-    engine = _local_engine(exact, rows=AUDIT_ROWS, width=max(map(len, prompts)) + MARGIN)
-
-    asked = _audited(parse_sampling(config.sampling))
-
-    def sampling(horizon: int, seed: int = 0) -> SamplingParams:
-        return build_sampling(
-            asked,
-            encode=_encoder(target),
-            max_new_tokens=horizon,
-            temperature=1.0,
-            top_k=continuations.TOP_K,
-            seed=seed,
-        )
+    engine = local_engine(exact, rows=AUDIT_ROWS, width=max(map(len, prompts)) + MARGIN)
+    sampling = continuation_sampling(parse_sampling(config.sampling), encoder(target))
 
     def oracle_for(horizon: int) -> Oracle:
-        return Oracle(target.model, sampling(horizon), target.eos_token_ids)
+        return Oracle(target.model, sampling(horizon, 0), target.eos_token_ids)
 
     def on_plan(strategy: str, plan: continuations.Plan) -> None:
         progress.stage(f"chi-squared: {strategy}, {sum(plan.draws)} draws", total=sum(plan.draws))
@@ -519,12 +448,12 @@ def _audit(config: RunConfig, models: Models, store: RunStore, progress: Progres
             engine,
             oracle_for,
             sampling,
-            missing,
+            [name for name in strategies if name not in done],
             prompts,
             alpha=continuations.RUN_ALPHA / len(strategies),
             seed=config.seed + 1,
             dtype=target.dtype,
-            alter=_alteration(config),
+            alter=alteration(config.inject),
             injected=config.inject,
             on_plan=on_plan,
             progress=progress.advance,
@@ -533,11 +462,6 @@ def _audit(config: RunConfig, models: Models, store: RunStore, progress: Progres
             store.update(audits=[done[name] for name in strategies if name in done])
     finally:
         engine.close()
-
-
-def _audited(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what the check of continuations sets itself, and what cuts them short."""
-    return {name: value for name, value in asked.items() if name not in ("top_k", "stop_strings", "grammar")}
 
 
 def outcome(document: Run) -> int:

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.audit.verdicts import ChiSquaredVerdict
+from specbench.audit.verdicts import AuditRecord, ChiSquaredVerdict
 from specbench.errors import UsageError
 from specbench.metrics.summary import CellSummary
 from specbench.records import (
@@ -45,7 +45,7 @@ from specbench.records import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SECTIONS = ("cells", "audits", "busy", "notes", "status", "memory")
+SECTIONS = ("cells", "audits", "evidence", "busy", "notes", "status", "memory")
 """The parts of run.json that change while a run is under way."""
 
 
@@ -64,6 +64,7 @@ class Run:
     cells: list[CellSummary] = field(default_factory=list)
     audits: list[ChiSquaredVerdict] = field(default_factory=list)
     memory: dict[str, MemoryRecord] = field(default_factory=dict)
+    evidence: list[AuditRecord] = field(default_factory=list)
 
 
 class RunStore:
@@ -139,7 +140,7 @@ class RunStore:
     def document(self) -> Run:
         """Return run.json as typed records; keys this version does not know are ignored."""
         try:
-            built = _rebuild(Run, {"run_id": self.folder.name, **self._document}, "run.json")
+            built = rebuild(Run, {"run_id": self.folder.name, **self._document}, "run.json")
         except (TypeError, ValueError, AttributeError) as problem:
             raise UsageError(f"{self.folder / 'run.json'}: {problem}") from None
         assert isinstance(built, Run)
@@ -196,7 +197,7 @@ class RunStore:
 
     def _save(self, document: Mapping[str, Any]) -> None:
         text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-        _replace(self.folder / "run.json", (text + "\n").encode())
+        replace_file(self.folder / "run.json", (text + "\n").encode())
 
     def _index(self) -> dict[_ServingKey, _Entry]:
         """Return every serving written, with its order and duration."""
@@ -244,7 +245,7 @@ class RunStore:
             ]
             sink = io.BytesIO()
             pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
-            _replace(folder / f"{prefix}{kind}.parquet", sink.getvalue())
+            replace_file(folder / f"{prefix}{kind}.parquet", sink.getvalue())
 
 
 # ---- The three tables -------------------------------------------------------------------------------
@@ -454,7 +455,7 @@ def _slug(key: _ServingKey) -> str:
     return f"{re.sub(r'[^A-Za-z0-9_-]+', '_', text)[:80]}-r{key.repeat}-u{key.unit}-{digest}"
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or the next start after a crash, sees all of it or what was before."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -514,7 +515,7 @@ def _differences(store: RunStore, config: Mapping[str, Any]) -> str:
     return f" (it differs in {', '.join(names)})" if names else ""
 
 
-def _rebuild(hint: Any, value: Any, where: str) -> Any:
+def rebuild(hint: Any, value: Any, where: str) -> Any:
     """Turn parsed JSON into the type it was written from.
 
     Raises:
@@ -524,17 +525,17 @@ def _rebuild(hint: Any, value: Any, where: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in arguments:
             return None
-        return _rebuild(next(a for a in arguments if a is not type(None)), value, where)
+        return rebuild(next(a for a in arguments if a is not type(None)), value, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _rebuild_record(hint, value, where)
     if origin is tuple:
         if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return tuple(_rebuild(arguments[0], item, where) for item in value)
-        return tuple(_rebuild(kind, item, where) for kind, item in zip(arguments, value, strict=True))
+            return tuple(rebuild(arguments[0], item, where) for item in value)
+        return tuple(rebuild(kind, item, where) for kind, item in zip(arguments, value, strict=True))
     if origin is list:
-        return [_rebuild(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [rebuild(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
     if origin is dict:
-        return {key: _rebuild(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+        return {key: rebuild(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
     if hint is float and isinstance(value, int):
         return float(value)
     return value
@@ -548,7 +549,7 @@ def _rebuild_record(cls: type[Any], value: Any, where: str) -> Any:
     for item in dataclasses.fields(cls):
         place = f"{where}.{item.name}"
         if item.name in value:
-            values[item.name] = _rebuild(hints[item.name], value[item.name], place)
+            values[item.name] = rebuild(hints[item.name], value[item.name], place)
         elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
             if type(None) not in typing.get_args(hints[item.name]):
                 raise ValueError(f"{place} is missing")
