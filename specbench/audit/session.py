@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specbench.audit import continuations, contracts, regimes
 from specbench.audit.acceptance import TokenAcceptance
-from specbench.audit.alternatives import Scores
+from specbench.audit.alternatives import Plan, Scores
 from specbench.audit.budget import Budget, Conclusion, Control, Speculation, alpha_for, combine
 from specbench.audit.collisions import Collisions
 from specbench.audit.draft_laws import DraftLaw, SyntheticLaw, own_law
@@ -48,7 +48,9 @@ BATCH = 32
 OUTPUT_TOKENS = 32
 """The most tokens of one sequence: several rounds, and cheap to score."""
 GREEDY_TOKENS = 24
-PLAN_VOCAB, PLAN_LEAST = 256, 1 / 32
+SCORED_VALUES = 4_000_000
+"""Probabilities of p that are collected before they are scored together: 32 MB."""
+PLAN_VOCAB, PLAN_LEAST = 128, 1 / 32
 """What could be found is worked out on every context up to this vocabulary, on a smaller share beyond."""
 CONTROL_TOKENS = 4_000
 FLOAT32_REGRET = 1e-3
@@ -127,6 +129,7 @@ class _Regime:
     law: DraftLaw | None
     drafted: int = 0
     accepted: int = 0
+    rejected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ class _Scored:
     """What is kept of one sequence once it was scored: numbers per token, no laws."""
 
     scores: Scores
-    plan: Any
+    plan: Plan | None
     log_p: float
     coins: Coins
     claims: tuple[np.ndarray[Any, Any], list[int]] | None
@@ -261,7 +264,6 @@ class _Auditor:
         self.regret = GreedyRegret(subject.level("greedy regret"), floor)
         self.seeds: dict[tuple[str, int], int] = {}
         self.outputs: dict[tuple[str, int], tuple[int, ...]] = {}
-        self.rejected = 0
         self.lost = 0
         self.numbers = {regime.name: 0 for regime in self.regimes}
         self.decoding_s = self.scoring_s = 0.0
@@ -353,7 +355,7 @@ class _Auditor:
         for entries in rounds.values():
             regime.drafted += sum(entry.drafted for entry in entries)
             regime.accepted += sum(entry.accepted for entry in entries)
-            self.rejected += sum(entry.rejected for entry in entries)
+            regime.rejected += sum(entry.rejected for entry in entries)
         return [
             _Sequence(request.id, request.prompt, records[request.id], tuple(rounds[request.id]))
             for request in sorted(requests, key=lambda r: r.id)
@@ -366,30 +368,53 @@ class _Auditor:
         for place, sequence in enumerate(found):
             by_prompt.setdefault(sequence.prompt, []).append(place)
         scored: dict[int, _Scored] = {}
+        pending: list[tuple[int, Tensor, Tensor | None]] = []
         for prompt, places in by_prompt.items():
             outputs = [found[place].record.output_tokens for place in places]
             for index, logits in self.oracle.rows(prompt, outputs):
-                sequence = found[places[index]]
-                scored[places[index]] = self._score(regime, sequence, logits)
+                output = outputs[index]
+                p = self.oracle.law(logits, prompt, output).cpu()
+                q = None if regime.law is None else regime.law.laws(prompt, output, logits, p).cpu()
+                pending.append((places[index], p, q))
+                if sum(law.numel() for _, law, _ in pending) >= SCORED_VALUES:
+                    scored |= self._score(regime, found, pending)
+                    pending = []
+        scored |= self._score(regime, found, pending)
         for place in sorted(scored):
             yield scored[place], found[place]
 
-    def _score(self, regime: _Regime, sequence: _Sequence, logits: Tensor) -> _Scored:
-        output = sequence.record.output_tokens
-        p = self.oracle.law(logits, sequence.prompt, output).cpu()
-        q = None
-        if regime.law is not None:
-            q = regime.law.laws(sequence.prompt, output, logits, p).cpu()
-        tokens = torch.tensor(output)
+    def _score(
+        self,
+        regime: _Regime,
+        found: Sequence[_Sequence],
+        pending: Sequence[tuple[int, Tensor, Tensor | None]],
+    ) -> dict[int, _Scored]:
+        """Score some sequences, given their laws, in one go; return what is kept of each, by place."""
+        if not pending:
+            return {}
+        p = torch.cat([law for _, law, _ in pending])
+        q = torch.cat([law for _, _, law in pending if law is not None]) if regime.law is not None else None
+        tokens = torch.tensor([t for place, _, _ in pending for t in found[place].record.output_tokens])
         alternatives = self.e_process.alternatives(regime.name)
         every = self.e_process.plan_every
         scores = alternatives.score(p, tokens, q)
-        plan = alternatives.plan(p[::every], None if q is None else q[::every])
-        chosen = p.gather(1, tokens[:, None]).squeeze(1)
-        log_p = float(chosen.log().sum()) if bool((chosen > 0).all()) else -math.inf
-        coins = _tested(sequence.rounds, output, p, q, self.strategy.rule.name)
-        claims = _claims(sequence.rounds, q) if q is not None and self._samples_drafts(regime) else None
-        return _Scored(scores, plan, min(0.0, log_p), coins, claims)
+        plan: Plan | None = alternatives.plan(p[::every], None if q is None else q[::every])
+        chosen = p.gather(1, tokens[:, None]).squeeze(1).log()
+        kept: dict[int, _Scored] = {}
+        start = 0
+        for place, own_p, own_q in pending:
+            sequence = found[place]
+            stop = start + len(own_p)
+            log_p = min(0.0, float(chosen[start:stop].sum()))
+            output, rounds = sequence.record.output_tokens, sequence.rounds
+            coins = _tested(rounds, output, own_p, own_q, self.strategy.rule.name)
+            claims = None
+            if own_q is not None and self._samples_drafts(regime):
+                claims = _claims(rounds, own_q)
+            kept[place] = _Scored(scores.take(slice(start, stop)), plan, log_p, coins, claims)
+            plan = None
+            start = stop
+        return kept
 
     def _samples_drafts(self, regime: _Regime) -> bool:
         """Whether drafts are drawn at random from a law the auditor knows."""
@@ -503,7 +528,7 @@ class _Auditor:
         speculation = Speculation(
             sum(regime.drafted for regime in self.regimes),
             sum(regime.accepted for regime in self.regimes),
-            self.rejected,
+            sum(regime.rejected for regime in self.regimes),
         )
         alpha = sum(component.alpha for component in components)
         conclusion: Conclusion = combine(
@@ -538,7 +563,7 @@ class _Auditor:
             effect=self._effect(found),
             detectable=detectable,
             acceptance={
-                regime.name: regime.accepted / regime.drafted if regime.drafted else None
+                regime.name: regime.accepted / (regime.accepted + regime.rejected) if regime.drafted else None
                 for regime in self.regimes
             },
             drafted=speculation.drafted,

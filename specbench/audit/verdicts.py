@@ -103,7 +103,8 @@ class AuditRecord:
     `log_e` is the largest log e-value and `bar` what it must reach for an alarm, which then came after
     `tokens_at_alarm` tokens; `family`, `alternative` and `regime` say what fits best, whatever the verdict.
     `detectable` gives, per direction, the TV per token that would have been found with probability .99, or
-    all that there is to find where that is less. `acceptance` is by regime, None where nothing was drafted.
+    all that there is to find where that is less. `acceptance` is by regime, of the
+    positions that had a draft and were reached; None where nothing was drafted.
     """
 
     strategy: str

@@ -48,6 +48,12 @@ def run(
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of all sampling.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Few prompts, short answers: minutes.")] = False,
     audit: Annotated[bool, typer.Option(help="Check the output distribution.")] = True,
+    audit_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Audit by all tests: quick, standard or deep. Else continuations only."
+        ),
+    ] = None,
     audit_dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32: exact.")] = "float32",
     inject: Annotated[
         str | None, typer.Option(metavar="FAULT", help="Break every strategy; `specbench list faults`.")
@@ -103,6 +109,7 @@ def run(
         quick=quick or bundled,
         audit=audit,
         audit_dtype=audit_dtype,
+        audit_budget=audit_budget or ("quick" if bundled else None),
         inject=inject,
     )
     with RichProgress() as progress:

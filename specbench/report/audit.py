@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from specbench.audit.verdicts import AuditRecord
 from specbench.report.table import Cell, Column, Table, Tone
-from specbench.report.terminal import console_for, print_table
 from specbench.report.wording import DASH, fixed, monte_carlo
 
 TONES: dict[str, Tone] = {"PASS": "good", "FAIL": "bad"}
@@ -73,9 +72,9 @@ def _notes(records: Sequence[AuditRecord]) -> Iterator[str]:
     if records:
         first = records[0]
         yield (
-            f"Budget {first.budget}: promised is to find a systematic deviation of TV {first.promised_tv:g} per "
-            "token with probability .99; a run of correct strategies raises an alarm with probability "
-            f"at most .001. Scored in {first.dtype} by plain forwards of the target."
+            f"Budget {first.budget}: to find a systematic deviation of TV {first.promised_tv:g} per token "
+            "with probability .99; a run of correct strategies alarms with probability at most .001. "
+            f"Scored in {first.dtype} by plain forwards of the target."
         )
     for record in records:
         if record.verdict != "PASS":
@@ -86,6 +85,8 @@ def _notes(records: Sequence[AuditRecord]) -> Iterator[str]:
 
 def render(records: Sequence[AuditRecord], *, width: int, color: bool, explain: bool = False) -> str:
     """Return the audit as text."""
+    from specbench.report.terminal import console_for, print_table  # which knows runs, and so audits
+
     output = io.StringIO()
     console = console_for(output, width, color)
     print_table(console, audit_table(records), width)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from specbench.audit.verdicts import ChiSquaredVerdict
 from specbench.metrics.definitions import DEFINITIONS
 from specbench.metrics.summary import CellSummary, Distribution
+from specbench.report.audit import audit_table
 from specbench.report.conclusions import conclusions, footnotes, marks_of
 from specbench.report.context import banners, context, prompts_used, workload_config
 from specbench.report.headline import Headline, headline_of
@@ -52,7 +53,9 @@ def build(run: Run) -> Report:
     for cell in run.cells:
         groups.setdefault((cell.key.workload, cell.key.load), []).append(cell)
     tables = [_workload_table(run, name, load, cells) for (name, load), cells in groups.items()]
-    if run.audits:
+    if run.evidence:
+        tables.append(audit_table(run.evidence))
+    elif run.audits:
         tables.append(_audit_table(run.audits))
     legend = [*LEGEND, *([DISPATCH] if _shows_dispatch(run) else [])] if groups else []
     return Report(

@@ -53,7 +53,7 @@ class TreeWindow:
 
         `ancestors` `[num, N + 1, N]` as `processing.ancestors` gives them.
         """
-        last = torch.ones_like(ancestors[..., :1])
+        last = torch.ones(*ancestors.shape[:-1], 1, dtype=torch.bool, device=ancestors.device)
         return cls(ancestors.sum(-1), torch.cat([last, ancestors], -1))
 
 
