@@ -1,7 +1,7 @@
 """Accept a draft token when p exceeds .3, whatever q: an undeclared threshold.
 
 Likely tokens are never refused, unlikely ones never accepted. Engines offer this as a lossy option; the
-fault is to call it lossless.
+fault is to call it lossless. Shows whatever the draft.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbench.decoding.verification import Proposal, RejectionSampling
 from specbench.runtime.protocols import Strategy
 
 CLASS: FaultClass = "accept test"
-SHOWS: tuple[Shows, ...] = ("good", "bad")
+SHOWS: tuple[Shows, ...] = ("self", "good", "bad")
 
 THRESHOLD = 0.3
 

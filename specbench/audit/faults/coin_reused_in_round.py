@@ -1,7 +1,7 @@
 """Judge every token of a round with the coin of the first one.
 
 Right at each position alone, so counts by position see nothing: a low coin accepts the whole run, a high one
-ends it at once. Shows in whole continuations, most with a draft of doubtful tokens.
+ends it at once. Shows in whole continuations, with drafts whose tokens are in doubt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specbench.decoding.walk import Walk
 from specbench.runtime.protocols import Strategy
 
 CLASS: FaultClass = "accept test"
-SHOWS: tuple[Shows, ...] = ("bad",)
+SHOWS: tuple[Shows, ...] = ("good", "bad")
 
 
 class CoinReusedInRound(RejectionSampling):

@@ -16,7 +16,7 @@ from specbench.runtime.loop import StepLoop, Window
 from specbench.runtime.protocols import Strategy
 
 CLASS: FaultClass = "numerics"
-SHOWS: tuple[Shows, ...] = ("self", "good", "bad")
+SHOWS: tuple[Shows, ...] = ("self", "good")
 
 
 class NanWinsArgmax(StepLoop):

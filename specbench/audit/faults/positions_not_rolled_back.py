@@ -18,7 +18,7 @@ from specbench.runtime.protocols import Strategy
 from specbench.runtime.runner import TreeWindow
 
 CLASS: FaultClass = "KV and position state"
-SHOWS: tuple[Shows, ...] = ("bad",)
+SHOWS: tuple[Shows, ...] = ("good", "bad")
 
 
 class PositionsNotRolledBack(RemembersLastRound):
@@ -29,9 +29,9 @@ class PositionsNotRolledBack(RemembersLastRound):
         last = [self.last_of(row) for row in window.rows]
         beyond = [entry.draft_depth - entry.accepted if entry.rejected else 0 for entry in last]
         usual = super().layout(window)
-        if not any(beyond):
-            return usual
         batch, num = window.proposal.tokens.shape
+        if num == 0 or not any(beyond):
+            return usual
         device = window.proposal.tokens.device
         if usual is None:
             chain = torch.ones(num + 1, num, dtype=torch.bool, device=device).tril(-1)

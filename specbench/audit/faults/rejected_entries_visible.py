@@ -14,7 +14,7 @@ from specbench.runtime.loop import Row
 from specbench.runtime.protocols import Strategy
 
 CLASS: FaultClass = "KV and position state"
-SHOWS: tuple[Shows, ...] = ("bad",)
+SHOWS: tuple[Shows, ...] = ("good", "bad")
 
 
 class RejectedEntriesVisible(RemembersLastRound):
