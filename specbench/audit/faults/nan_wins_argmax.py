@@ -24,10 +24,10 @@ class NanWinsArgmax(StepLoop):
 
     def law(self, window: Window) -> Distribution:
         """Return the laws of logits with a NaN in some bonus rows."""
-        for row, (request, offered) in enumerate(zip(window.rows, window.proposal.offered, strict=True)):
-            if offered and request.round % 4 == 0 and request.request.sampling.temperature == 0:
+        for index, (row, offered) in enumerate(zip(window.rows, window.proposal.offered, strict=True)):
+            if offered and row.round % 4 == 0 and row.request.sampling.temperature == 0:
                 window.logits = window.logits.clone()
-                window.logits[row, offered, -1] = math.nan
+                window.logits[index, offered, -1] = math.nan
         return super().law(window)
 
 
