@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -22,11 +22,15 @@ PACKAGE = Path(specbench.__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name, the `key=value` options it takes with their defaults, and what it is in a sentence."""
+    """One name, the `key=value` options it takes with their defaults, and what it is in a sentence.
+
+    `group` is the heading it is listed under, if any: the class of a fault.
+    """
 
     name: str
     options: str
     summary: str
+    group: str | None = None
 
 
 def list_(
@@ -45,7 +49,7 @@ def list_(
         )
     entries = KINDS[kind]()
     if json_:
-        typer.echo(json.dumps([asdict(entry) for entry in entries], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([_document(entry) for entry in entries], indent=2, ensure_ascii=False))
         return
     if not entries:
         typer.echo(f"no {kind} found", err=True)
@@ -53,8 +57,20 @@ def list_(
     before, after = ("(", ")") if kind == "policies" else (":", "")
     calls = [entry.name + (f"{before}{entry.options}{after}" if entry.options else "") for entry in entries]
     width = max(map(len, calls), default=0)
+    group = None
     for call, entry in zip(calls, entries, strict=True):
-        typer.echo(f"{call:<{width}}  {entry.summary}".rstrip())
+        if entry.group != group:
+            typer.echo(f"{'' if group is None else chr(10)}{entry.group}:")
+            group = entry.group
+        indent = "  " if group else ""
+        typer.echo(f"{indent}{call:<{width}}  {entry.summary}".rstrip())
+
+
+def _document(entry: Entry) -> dict[str, str]:
+    """Return an entry as JSON, with its group as `class` if it has one."""
+    shown = asdict(entry)
+    group = shown.pop("group")
+    return shown if group is None else {**shown, "class": group}
 
 
 def _registered(kind: str) -> list[Entry]:
@@ -68,7 +84,15 @@ def _described(name: str, path: Path) -> Entry:
         return Entry(name, "", "from another package")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     summary = (ast.get_docstring(tree) or "").split("\n\n")[0]
-    return Entry(name, ",".join(_options(tree)), _line(summary))
+    return Entry(name, ",".join(_options(tree)), _line(summary), _constant(tree, "CLASS"))
+
+
+def _constant(tree: ast.Module, name: str) -> str | None:
+    """Return the text that a module gives a name, if it does."""
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            return str(ast.literal_eval(node.value)) if node.value is not None else None
+    return None
 
 
 def _options(tree: ast.Module) -> Iterable[str]:
@@ -84,6 +108,17 @@ def _default(value: ast.expr | None) -> str:
         return "…"
     text = str(value.value) if isinstance(value, ast.Constant) else ast.unparse(value)
     return text.lower() if text in ("True", "False", "None") else text
+
+
+def _faults() -> list[Entry]:
+    """List faults by class, in the order of the classes; those of other packages come last."""
+    from specbench.audit.faults import FaultClass
+
+    order = list(get_args(FaultClass))
+    return sorted(
+        _registered("fault"),
+        key=lambda entry: order.index(entry.group) if entry.group in order else len(order),
+    )
 
 
 def _metrics() -> list[Entry]:
@@ -116,5 +151,5 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
     "workloads": _workloads,
     "models": _models,
     "metrics": _metrics,
-    "faults": lambda: _registered("fault"),
+    "faults": _faults,
 }

@@ -1,4 +1,4 @@
-"""Accept with probability min(1, p / q + .05): an accept test with a tolerance (FAULTS.md, accept test).
+"""Accept with probability min(1, p / q + .05): an accept test with a tolerance.
 
 Where the draft is point mass or not, 5 of 100 tokens that should be rejected pass, even some that the
 target cannot produce. Seen as a slack added to the ratio or the coin, and as ratios scaled up. Every
@@ -8,13 +8,16 @@ with a draft equal to the target nothing is rejected, and nothing shows.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
+from specbench.audit.faults import FaultClass, Shows
+from specbench.audit.faults._rules import plant
 from specbench.decoding.distribution import Distribution
 from specbench.decoding.verification import Proposal, RejectionSampling
 from specbench.runtime.protocols import Strategy
+
+CLASS: FaultClass = "accept test"
+SHOWS: tuple[Shows, ...] = ("good", "bad")
 
 SLACK = 0.05
 
@@ -29,4 +32,4 @@ class AcceptsTooOften(RejectionSampling):
 
 def alter(strategy: Strategy) -> Strategy:
     """Break the accept test of a strategy."""
-    return replace(strategy, rule=AcceptsTooOften())
+    return plant(strategy, AcceptsTooOften)

@@ -1,18 +1,21 @@
-"""After full acceptance sample the bonus token from the row before the last (FAULTS.md, bonus row).
+"""After full acceptance sample the bonus token from the row before the last.
 
 Invisible while drafts are rejected; needs a draft that is accepted in full.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
+from specbench.audit.faults import FaultClass, Shows
+from specbench.audit.faults._rules import plant
 from specbench.decoding.distribution import Distribution
 from specbench.decoding.verification import Proposal, RejectionSampling
 from specbench.runtime.protocols import Strategy
+
+CLASS: FaultClass = "bonus row"
+SHOWS: tuple[Shows, ...] = ("self", "good")
 
 
 class BonusFromPreviousRow(RejectionSampling):
@@ -29,4 +32,4 @@ class BonusFromPreviousRow(RejectionSampling):
 
 def alter(strategy: Strategy) -> Strategy:
     """Break the bonus row of a strategy."""
-    return replace(strategy, rule=BonusFromPreviousRow())
+    return plant(strategy, BonusFromPreviousRow)

@@ -1,0 +1,33 @@
+"""Keep eight bits of a seed.
+
+Requests whose seeds differ by 256 share their numbers: rare enough for a few samples to look distinct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specbench.audit.faults import FaultClass, Shows
+from specbench.audit.faults._loops import plant
+from specbench.decoding.random_numbers import RoundRandom, stream_keys
+from specbench.runtime.loop import Row, StepLoop
+from specbench.runtime.protocols import Strategy
+
+CLASS: FaultClass = "randomness"
+SHOWS: tuple[Shows, ...] = ("collisions",)
+
+
+class SeedOfEightBits(StepLoop):
+    """Store the seed in a byte."""
+
+    def random(self, rows: Sequence[Row], first: int = 0) -> RoundRandom:
+        """Return the numbers of the low byte of each seed."""
+        numbers = super().random(rows, first)
+        seeds = [row.request.sampling.seed % 256 for row in rows]
+        return replace(numbers, keys=stream_keys(seeds, numbers.keys.device))
+
+
+def alter(strategy: Strategy) -> Strategy:
+    """Let a strategy truncate seeds."""
+    return plant(strategy, SeedOfEightBits)
