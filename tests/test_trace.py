@@ -52,7 +52,7 @@ def drawn(capsys: Captured) -> list[str]:
 
 
 def test_a_chain(capsys: Captured) -> None:
-    """Each round shows what was kept, what was not, and what came out: recovered, bonus, or without a draft."""
+    """Each round shows what was kept, what was not, and what came out: recovered, bonus or undrafted."""
     write("ngram:k=3", OUTPUT, *CHAIN)
     assert main(["trace", "run"]) == 0
     assert drawn(capsys) == [
