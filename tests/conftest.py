@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import tiny_models
 import torch
 import transformers
 from hypothesis import settings
+
+from specbench import models
 
 # Tiny models are too small to share among threads; on a busy machine that would cost seconds.
 torch.set_num_threads(1)
@@ -49,10 +51,11 @@ def slotted() -> Callable[[str], Any]:
 
 def save(folder: Path, model: Any) -> Path:
     """Save a model with a word-level tokenizer whose words are letters."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers.models import WordLevel
 
     vocabulary = {word: index for index, word in enumerate(WORDS)}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>"
@@ -75,3 +78,16 @@ def _saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved_model(_saved: Path, tmp_path: Path) -> Path:
     """Return a folder with `target`, a tiny Llama and its tokenizer, and `draft`, one that resembles it."""
     return Path(shutil.copytree(_saved, tmp_path / "models"))
+
+
+class Pair(NamedTuple):
+    """A target and its draft, loaded."""
+
+    target: models.LoadedModel
+    draft: models.LoadedModel
+
+
+@pytest.fixture(scope="session")
+def pair() -> Pair:
+    """Return the bundled pair in float32: trained models with real acceptance; tests only read them."""
+    return Pair(models.load("tiny", dtype="float32"), models.load("tiny-draft", dtype="float32"))

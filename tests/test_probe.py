@@ -196,6 +196,8 @@ class Renamed(nn.Module):
     def __init__(self, inner: Any, name: str) -> None:
         super().__init__()
         self.inner, self.config, self.device, self.dtype = inner, inner.config, inner.device, inner.dtype
+        self.get_input_embeddings = inner.get_input_embeddings
+        self.get_output_embeddings = inner.get_output_embeddings
         self.given: list[Any] = []
 
         def forward(input_ids: Tensor, cache: Any = None, **named: Any) -> Any:
@@ -225,6 +227,8 @@ def _under_new_name(model: Any) -> Any:
 
     class Adapter(nn.Module):
         config, device, dtype = model.config, model.device, model.dtype
+        get_input_embeddings = staticmethod(model.get_input_embeddings)
+        get_output_embeddings = staticmethod(model.get_output_embeddings)
 
         def forward(self, cache: Any = None, **named: Any) -> Any:
             return model(**{own: cache}, **named)

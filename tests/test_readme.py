@@ -41,6 +41,13 @@ def test_commands_are_documented() -> None:
     assert set(COMMANDS.commands) <= shown  # type: ignore[attr-defined]
 
 
+def test_commands_are_smoked() -> None:
+    """CI runs every command of the README."""
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    smoked = {line.split()[1] for line in script.splitlines() if line.startswith('"$bin" ')}
+    assert {words[1] for words in command_lines()} <= smoked
+
+
 def test_strategies_are_documented() -> None:
     """Every strategy has its row, with all of its options."""
     for name in registry.names("strategy"):

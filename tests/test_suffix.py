@@ -360,3 +360,16 @@ def test_a_corpus_changes_the_number_of_steps_but_not_the_outputs() -> None:
         first, second = (collect(engine.serve(Schedule(offered, concurrency=4))) for _ in range(2))
         assert first.outputs == second.outputs == ordinary.outputs
         assert len(second.rounds) < 0.75 * len(first.rounds)
+
+
+def test_a_tree_without_nodes_is_an_ordinary_step() -> None:
+    """Where no row has anything to offer, a strategy of trees decodes one token like any other."""
+    engine = LocalEngine(copied(shared("llama"), "sdpa"), eos_ids=(), rows=2, width=CONTEXT)
+    offered = requests([(3,), (8, 1)], temperature=0.0, max_new_tokens=20)
+    served = {}
+    for spec in ("ordinary", "suffix:k=4,nodes=8"):
+        engine.open(spec)
+        served[spec] = collect(engine.serve(Schedule(offered, concurrency=2)))
+    assert served["suffix:k=4,nodes=8"].outputs == served["ordinary"].outputs
+    drafted = [entry.drafted for entry in served["suffix:k=4,nodes=8"].rounds if entry.round]
+    assert drafted[0] == 0 < max(drafted)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import torch
+from conftest import Pair
 
 from specbench import models, workloads
 from specbench.audit.reference import Oracle
@@ -21,9 +22,9 @@ def test_size() -> None:
     assert {path.suffix for path in files} <= {".safetensors", ".json", ".md", ".jinja"}
 
 
-def test_pair_fits() -> None:
+def test_pair_fits(pair: Pair) -> None:
     """The draft has the target's tokens, and one layer."""
-    target, draft = models.load("tiny"), models.load("tiny-draft")
+    target, draft = pair
     models.check_vocabulary(
         target.tokenizer, draft.tokenizer, target_vocab=target.vocab_size, draft_vocab=draft.vocab_size
     )
@@ -42,9 +43,9 @@ def test_card() -> None:
         assert f"| {kind} | {figures['loss']:.2f} | {figures['acceptance']:.2f} |" in card
 
 
-def test_it_has_learned() -> None:
+def test_it_has_learned(pair: Pair) -> None:
     """The target predicts the tasks far better than chance: a copied text costs little surprise."""
-    target = models.load("tiny", dtype="float32")
+    target = pair.target
     prompts = [p for p in workloads.load("tiny-predictable").prompts if p.category == "to-list"][:4]
     oracle = Oracle(target.model, SamplingParams())
     bits = []

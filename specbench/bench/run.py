@@ -49,6 +49,7 @@ from specbench.workloads import Load, Workload
 if TYPE_CHECKING:
     from specbench.engines.base import Engine
     from specbench.models import LoadedModel
+    from specbench.runtime.grammar import GrammarCompiler
 
 MARGIN = 64
 """Slots beyond the longest prompt with its output: room for the longest draft."""
@@ -68,6 +69,7 @@ def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | N
     check_writable(results)
     models = load_models(config, config.dtype, progress)
     prompts = {w.name: _encode(w, models.target) for w in chosen}
+    _check_sampling(config, chosen, models.target)
     engine = _engine(config, models, prompts)
     for arm in config.arms:
         engine.open(_strategy_of(arm))  # one that does not fit is refused before there is a run folder
@@ -168,18 +170,46 @@ def _encode(workload: Workload, target: LoadedModel | None) -> list[Encoded]:
 def _check_grammars(workload: Workload, target: LoadedModel) -> None:
     """Refuse grammars that this model's tokenizer cannot satisfy, before anything is measured."""
     constrained = [(prompt.id, prompt.grammar) for prompt in workload.prompts if prompt.grammar is not None]
-    if not constrained:
-        return
-    from specbench.runtime.grammar import GrammarCompiler
-
-    compiler = GrammarCompiler(target.tokenizer, vocab_size=target.vocab_size, eos_ids=target.eos_token_ids)
+    compiler = _grammar_compiler(target) if constrained else None
     for name, grammar in constrained:
+        assert compiler is not None
         try:
             compiler.matcher(grammar)
         except UsageError as error:
             raise WorkloadError(
                 f"prompt '{name}' of '{workload.name}': {error.message}", hint=error.hint
             ) from None
+
+
+def _grammar_compiler(target: LoadedModel) -> GrammarCompiler:
+    from specbench.runtime.grammar import GrammarCompiler
+
+    return GrammarCompiler(target.tokenizer, vocab_size=target.vocab_size, eos_ids=target.eos_token_ids)
+
+
+def _check_sampling(config: RunConfig, chosen: list[Workload], target: LoadedModel | None) -> None:
+    """Refuse what this model cannot do with `--sampling`, before anything is measured."""
+    if target is None or not config.sampling:
+        return
+    asked = build_sampling(
+        parse_sampling(config.sampling),
+        encode=encoder(target),
+        max_new_tokens=SamplingParams().max_new_tokens,
+    )
+    named = {*asked.stop_token_ids, *(token for token, _ in asked.logit_bias), *sum(asked.bad_words, ())}
+    if named and max(named) >= target.vocab_size:
+        raise UsageError(
+            f"--sampling names token {max(named)}; {target.name} has {target.vocab_size} tokens",
+            hint="ids are those of the target's tokenizer, from 0",
+        )
+    grammars = [p.grammar for workload in chosen for p in workload.prompts if p.grammar is not None]
+    if asked.min_new_tokens and (asked.grammar or grammars):
+        raise UsageError(
+            "--sampling min_new_tokens cannot be met under a grammar: a complete text could not end",
+            hint="give the least length in the grammar",
+        )
+    if asked.grammar is not None:
+        _grammar_compiler(target).matcher(asked.grammar)
 
 
 def _open_store(
@@ -294,16 +324,17 @@ def _measure(
     work = list(units(chosen, prompts, config.repeats))
     asked = parse_sampling(config.sampling)
     encode = encoder(models.target)
-    progress.stage("measuring", total=sum(len(unit.prompts) for unit in work) * len(arms))
+    requests = sum(len(unit.prompts) for unit in work) * config.samples
+    progress.stage("measuring", total=requests * len(arms))
     warm: set[str] = set()
     for position, unit in enumerate(work):
-        rate = unit.load.rate or _rate(unit, store)
+        rate = unit.load.rate or _rate(unit, store, config.samples)
         shift = position % len(arms)
         for arm in (*arms[shift:], *arms[:shift]):
             key = CellKey(unit.workload, unit.temperature, unit.load.label, arm)
             label = f"{unit.workload} T={unit.temperature:g} {unit.load.label} {arm}"
             if store.has(key, unit.repeat, unit.number):
-                progress.advance(len(unit.prompts), label)
+                progress.advance(len(unit.prompts) * config.samples, label)
                 continue
             engine.open(_strategy_of(arm), alter=alter)
             if arm not in warm:
@@ -355,8 +386,8 @@ def _serve(engine: Engine, key: CellKey, unit: Unit, offered: Schedule, progress
     return Serving(key, unit.repeat, unit.number, tuple(steps), tuple(rounds), tuple(requests), finished)
 
 
-def _rate(unit: Unit, store: RunStore) -> float | None:
-    """Return requests per second for a share of the closed-loop throughput of ordinary decoding."""
+def _rate(unit: Unit, store: RunStore, samples: int) -> float | None:
+    """Return prompts per second for a share of the closed-loop throughput of ordinary decoding."""
     if unit.load.utilisation is None:
         return None
     best = 0.0
@@ -367,7 +398,7 @@ def _rate(unit: Unit, store: RunStore) -> float | None:
             requests = sum(len(s.requests) for s in cell.servings)
             best = max(best, requests / sum(s.duration_s for s in cell.servings))
     assert best, "closed loads are measured first, and `_shaped` has seen to it that there is one"
-    return best * unit.load.utilisation
+    return best / samples * unit.load.utilisation
 
 
 # Judging

@@ -28,7 +28,6 @@ class RichProgress:
             transient=True,
             # A redraw costs about a millisecond of one core: seldom enough not to be measured.
             refresh_per_second=2,
-            disable=not self.is_live,
         )
         self.task: Any = None
         self.name = ""
@@ -38,14 +37,16 @@ class RichProgress:
 
     def __enter__(self) -> RichProgress:
         """Start showing."""
-        self.bars.start()
+        if self.is_live:
+            self.bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Clear the bar away."""
-        self.bars.stop()
+        if self.is_live:  # rich before 14.3 ends even a disabled bar with an empty line
+            self.bars.stop()
 
     def stage(self, text: str, total: int | None = None) -> None:
         """Begin a stage; the one before is over."""

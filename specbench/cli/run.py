@@ -40,9 +40,15 @@ def run(
         Words, typer.Option(metavar="NAME", help="A bundled workload, a prompt file, or hub:ID; repeat.")
     ] = None,
     temperature: Annotated[list[float] | None, typer.Option(metavar="T", help="Repeat for several.")] = None,
+    sampling: Annotated[
+        Words, typer.Option(metavar="NAME=VALUE", help="top_k=50, top_p=.9, ...: for every request; repeat.")
+    ] = None,
     load: Annotated[Words, typer.Option(metavar="LOAD", help="c=8, poisson=0.7 or rate=2/s; repeat.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompts a workload.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens an answer.")] = None,
+    samples: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Samples of a prompt, from one prefill.")
+    ] = 1,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Repeats, interleaved.")] = 1,
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="Requests decoded together at most.")] = 32,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of all sampling.")] = 0,
@@ -106,6 +112,8 @@ def run(
         repeats=repeats,
         rows=rows,
         seed=seed,
+        sampling=tuple(sampling or ()),
+        samples=samples,
         quick=quick or bundled,
         audit=audit,
         audit_dtype=audit_dtype,

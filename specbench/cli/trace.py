@@ -21,6 +21,8 @@ EXAMPLES = (
     "specbench trace latest --workload tiny-predictable --prompt 2 --rounds 5",
 )
 
+WIDTH = 10_000
+
 
 def trace(
     run: Annotated[str, typer.Argument(help=RUN_HELP, show_default=False)] = "latest",
@@ -56,6 +58,8 @@ def trace(
         }
         typer.echo(json.dumps(document, ensure_ascii=False))
         return
+    if store.document.config.get("engine") == "simulated":
+        raise NotMeasured("this run was simulated: it drafted no tokens", hint="trace a run of a model")
     if any(entry.drafted and entry.draft_tokens is None for entry in its_rounds):
         raise NotMeasured("this run was stored without its draft tokens", hint="run it again")
     from rich.console import Console
@@ -64,7 +68,8 @@ def trace(
 
     show = _shower(store.document.config)
     title = f"{cell.key}: prompt {request.prompt_id}, {len(request.output_tokens)} tokens"
-    Console(highlight=False, soft_wrap=True).print(as_tree(title, request, its_rounds, show))
+    # A tree cuts its lines off at the console's width: leave long ones to the terminal.
+    Console(highlight=False, soft_wrap=True, width=WIDTH).print(as_tree(title, request, its_rounds, show))
 
 
 def _chosen(

@@ -108,7 +108,7 @@ class SimulatedEngine:
         steps: list[Stepped] = []
         while pending or active:
             new: list[_Row] = []
-            limit = min(o.rows, schedule.concurrency or o.rows)
+            limit = min(o.rows, (schedule.concurrency or o.rows) * schedule.samples)
             while pending and len(active) + len(new) < limit:
                 closed = schedule.concurrency is not None
                 if not closed and pending[0].arrival > now:

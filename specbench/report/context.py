@@ -135,6 +135,12 @@ def _asked(config: Mapping[str, Any]) -> Iterator[str]:
         shared.append(f"temperature {listing([f'{t:g}' for t in temperatures])}")
     if isinstance(repeats, int):
         shared.append(counted(repeats, "repeat"))
+    samples = config.get("samples")
+    if isinstance(samples, int) and samples > 1:
+        shared.append(f"{counted(samples, 'sample')} of a prompt at once")
+    shared += [
+        f"{setting} in every request" for setting in [listing(config.get("sampling") or ())] if setting
+    ]
     workloads = []
     for name, workload in _mapping(config.get("workloads")).items():
         entry = _mapping(workload)

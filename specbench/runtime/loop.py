@@ -375,7 +375,7 @@ class StepLoop:
         proposal = window.proposal
         marks.append(runner.stopwatch.mark())
         last = torch.tensor([[row.tokens[-1]] for row in rows], device=runner.device)
-        if proposal.parents is not None:
+        if proposal.parents is not None and proposal.num:
             window.follows = ancestors(proposal.parents)
         output = runner.forward(
             torch.cat([last, proposal.tokens], 1) if proposal.num else last,
