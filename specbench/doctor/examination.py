@@ -136,7 +136,7 @@ def _cache_folder() -> Path:
 def _versions(environment: dict[str, Any]) -> Finding:
     system, versions = environment["system"], environment["versions"]
     words = [f"python {system['python']}"]
-    words += [f"{name} {versions[name] or '–'}" for name in ("specbench", "torch", "transformers")]
+    words += [f"{name} {versions[name] or '–'}" for name in ("specbench", "torch", "transformers", "llguidance")]
     return Finding("versions", "ok", ", ".join(words))
 
 

@@ -282,11 +282,6 @@ class StepLoop:
                 f"request {request.id} has a grammar, and this engine was given no tokenizer",
                 hint="leave the grammar out",
             )
-        if request.sampling.min_new_tokens > 0:
-            raise UsageError(
-                f"request {request.id} has a grammar and min_new_tokens: a complete text could not end",
-                hint="give the least length in the grammar",
-            )
         return self.grammars.matcher(grammar)
 
     def _check_ids(self, request: Request) -> None:
@@ -371,9 +366,9 @@ class StepLoop:
         started = self.clock()
         marks = [runner.stopwatch.mark()]
         window = Window("decode", rows, 0, self._propose(), started, marks)
+        marks.append(runner.stopwatch.mark())
         self._constrain(window)
         proposal = window.proposal
-        marks.append(runner.stopwatch.mark())
         last = torch.tensor([[row.tokens[-1]] for row in rows], device=runner.device)
         if proposal.parents is not None:
             window.follows = ancestors(proposal.parents)
