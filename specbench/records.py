@@ -108,6 +108,12 @@ class SamplingParams:
             if not holds:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected {expected}")
 
+    @property
+    def named_tokens(self) -> tuple[int, ...]:
+        """Return the token ids that these parameters name; a model must have them."""
+        biased = tuple(token for token, _ in self.logit_bias)
+        return biased + sum(self.bad_words, ()) + self.stop_token_ids
+
 
 def _are_ids(values: Sequence[int]) -> bool:
     return all(value >= 0 for value in values)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from specbench import environment, registry, workloads
 from specbench.bench import config as configuration
 from specbench.bench.config import AGAIN, BASELINE, RunConfig
-from specbench.bench.matrix import Encoded, Unit, schedule, units
+from specbench.bench.matrix import Encoded, Unit, request_sampling, schedule, units
 from specbench.bench.sampling import Encode, build_sampling, parse_sampling
 from specbench.bench.store import Run, RunStore
 from specbench.errors import UsageError, WorkloadError
@@ -38,6 +38,7 @@ from specbench.workloads import Load, Workload
 if TYPE_CHECKING:
     from specbench.engines.base import Engine
     from specbench.models import LoadedModel
+    from specbench.runtime.grammar import GrammarCompiler
 
 MARGIN = 64
 """Slots beyond the longest prompt with its output: room for the longest draft."""
@@ -86,10 +87,11 @@ def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | N
         NotMeasured: the records contradict themselves.
     """
     _require_places(config)
-    chosen = [_shaped(workload, config) for workload in workloads.load_many(config.workloads)]
+    chosen = [_shaped(workload, config) for workload in _asked_for(config)]
     check_writable(results)
     models = _load_models(config, config.dtype, progress)
     prompts = {w.name: _encode(w, models.target) for w in chosen}
+    _check_parameters(config, models.target, prompts)
     engine = _engine(config, models, prompts)
     for arm in config.arms:
         engine.open(_strategy_of(arm))  # one that does not fit is refused before there is a run folder
@@ -134,6 +136,12 @@ def _require_places(config: RunConfig) -> None:
         models.require_device(config.device)
         if config.draft_device is not None:
             models.require_device(config.draft_device, "--draft-device")
+
+
+def _asked_for(config: RunConfig) -> list[Workload]:
+    """Load the workloads; those that ask for it come once more without grammars, unless one is asked for."""
+    loaded = workloads.load_many(config.workloads)
+    return loaded if "grammar" in parse_sampling(config.sampling) else workloads.with_twins(loaded)
 
 
 def _shaped(workload: Workload, config: RunConfig) -> Workload:
@@ -229,9 +237,7 @@ def _check_grammars(workload: Workload, target: LoadedModel) -> None:
     constrained = [(prompt.id, prompt.grammar) for prompt in workload.prompts if prompt.grammar is not None]
     if not constrained:
         return
-    from specbench.runtime.grammar import GrammarCompiler
-
-    compiler = GrammarCompiler(target.tokenizer, vocab_size=target.vocab_size, eos_ids=target.eos_token_ids)
+    compiler = _compiler(target)
     for name, grammar in constrained:
         try:
             compiler.matcher(grammar)
@@ -239,6 +245,34 @@ def _check_grammars(workload: Workload, target: LoadedModel) -> None:
             raise WorkloadError(
                 f"prompt '{name}' of '{workload.name}': {error.message}", hint=error.hint
             ) from None
+
+
+def _check_parameters(
+    config: RunConfig, target: LoadedModel | None, prompts: Mapping[str, list[Encoded]]
+) -> None:
+    """Refuse parameters that contradict a prompt's grammar or do not fit the model, before a run begins."""
+    asked = parse_sampling(config.sampling)
+    encode = _encoder(target)
+    named: set[int] = set()
+    for listed in prompts.values():
+        for prompt in listed:
+            named.update(request_sampling(prompt, asked, encode).named_tokens)
+    if target is None:
+        return
+    for token in sorted(named):
+        if token >= target.vocab_size:
+            raise UsageError(
+                f"--sampling names token {token}; {target.name} has {target.vocab_size} tokens",
+                hint="ids are those of the target's tokenizer, from 0",
+            )
+    if "grammar" in asked:
+        _compiler(target).matcher(asked["grammar"])
+
+
+def _compiler(target: LoadedModel) -> GrammarCompiler:
+    from specbench.runtime.grammar import GrammarCompiler
+
+    return GrammarCompiler(target.tokenizer, vocab_size=target.vocab_size, eos_ids=target.eos_token_ids)
 
 
 def _open_store(
@@ -315,6 +349,7 @@ def describe(config: RunConfig, chosen: list[Workload], models: Models) -> dict[
                 "temperatures": list(w.temperatures),
                 "max_new_tokens": w.max_new_tokens,
                 "digest": w.digest,
+                **({"twin_of": w.twin_of} if w.twin_of else {}),
             }
             for w in chosen
         },

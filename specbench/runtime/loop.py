@@ -286,12 +286,8 @@ class StepLoop:
 
     def _check_ids(self, request: Request) -> None:
         """Refuse parameters that name tokens the model does not have."""
-        sampling = request.sampling
-        named = [token for token, _ in sampling.logit_bias]
-        named += [token for word in sampling.bad_words for token in word]
-        named += sampling.stop_token_ids
         vocab = self.runner.vocab
-        for token in named:
+        for token in request.sampling.named_tokens:
             if token >= vocab:
                 raise UsageError(
                     f"request {request.id} names token {token}; the model has {vocab} tokens",
