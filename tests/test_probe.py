@@ -196,6 +196,8 @@ class Renamed(nn.Module):
     def __init__(self, inner: Any, name: str) -> None:
         super().__init__()
         self.inner, self.config, self.device, self.dtype = inner, inner.config, inner.device, inner.dtype
+        self.get_output_embeddings = inner.get_output_embeddings
+        self.get_input_embeddings = inner.get_input_embeddings
         self.given: list[Any] = []
 
         def forward(input_ids: Tensor, cache: Any = None, **named: Any) -> Any:

@@ -53,7 +53,7 @@ class TreeWindow:
 
         `ancestors` `[num, N + 1, N]` as `processing.ancestors` gives them.
         """
-        last = torch.ones_like(ancestors[..., :1])
+        last = ancestors.new_ones((*ancestors.shape[:-1], 1))
         return cls(ancestors.sum(-1), torch.cat([last, ancestors], -1))
 
 
