@@ -227,6 +227,8 @@ def _under_new_name(model: Any) -> Any:
 
     class Adapter(nn.Module):
         config, device, dtype = model.config, model.device, model.dtype
+        get_output_embeddings = staticmethod(model.get_output_embeddings)
+        get_input_embeddings = staticmethod(model.get_input_embeddings)
 
         def forward(self, cache: Any = None, **named: Any) -> Any:
             return model(**{own: cache}, **named)
