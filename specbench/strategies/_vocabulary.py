@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specbench.errors import IncompatibleError
 
-
 _HINT = "a map holds the target's id of each draft id, -1 for none; not differences of ids"
 
 
