@@ -17,6 +17,7 @@ from tiny_models import Served, build, collect, copied, perturbed, uncached
 from torch import Tensor
 
 from specbench import models as specbench_models
+from specbench import registry
 from specbench.audit.chi_squared import ChiSquaredResult, judge
 from specbench.audit.reference import Oracle
 from specbench.bench.sampling import parse_sampling
@@ -43,6 +44,7 @@ SPECS = (
     "draft:k=4,verify=rejection,policy=confidence(threshold=0.3)",
     "draft:k=3,verify=rejection,policy=ema(alpha=0.5,warmup=1,interval=1,tiers=1:0-1-3)",
 )
+LOSSY = tuple(f"{chain},verify={rule}" for chain in CHAINS for rule in RULES if not RULES[rule].lossless)
 every = pytest.mark.parametrize("spec", SPECS)
 
 REGEX = "(ab|c|1)+b?"
@@ -172,7 +174,17 @@ def naive_batch(**sampling: Any) -> list[list[int]]:
     return [naive(request) for request in batch(temperature=0.0, **sampling)]
 
 
-@every
+def test_every_strategy_is_here() -> None:
+    """All files of the package are tried, those that draft with every rule and every policy."""
+    assert {spec.partition(":")[0] for spec in (*SPECS, *LOSSY)} == set(registry.names("strategy"))
+    for chain in CHAINS:
+        mine = [spec for spec in (*SPECS, *LOSSY) if spec.startswith(f"{chain},verify=")]
+        assert {spec.partition("verify=")[2].partition(",")[0] for spec in mine} == set(RULES)
+    policies = {spec.partition("policy=")[2].partition("(")[0] for spec in SPECS} - {""}
+    assert policies | {"fixed"} == set(registry.names("policy"))
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *LOSSY])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_every_output_is_in_its_grammar(spec: str, temperature: float, opened: LocalEngine) -> None:
     """In a batch with and without grammars each answer is a text of its own, or begins one."""
