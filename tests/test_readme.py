@@ -81,7 +81,7 @@ def supported(name: str) -> dict[str, str]:
         "`verify`, trees": listed("verify", rules, trees) if trees else "–",
         "policies, chains": listed("policy", policies),
         "policies, trees": listed("policy", policies, trees) if trees else "–",
-        # Applied by the step loop to every window: `test_grammar_decoding` and `test_parameters` try them all.
+        # The step loop applies them to every window; `test_grammar_decoding` tries every strategy.
         "grammars, penalties": "yes",
     }
 
@@ -89,9 +89,8 @@ def supported(name: str) -> dict[str, str]:
 def test_what_goes_with_what() -> None:
     """The table holds a row per strategy, and it says which rules and policies its options take."""
     _, _, table = README.partition("What goes with what")
-    header, _, *rows = [line for line in table.splitlines() if line.startswith("|")][
-        : 2 + len(registry.names("strategy"))
-    ]
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    header, _, *rows = lines[: 2 + len(registry.names("strategy"))]
     names = [cell.strip() for cell in header.strip("|").split("|")]
     found = [dict(zip(names, (c.strip() for c in row.strip("|").split("|")), strict=True)) for row in rows]
     assert {row["strategy"] for row in found} == {f"`{name}`" for name in registry.names("strategy")}
