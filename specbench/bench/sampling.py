@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from specbench.errors import UsageError, did_you_mean
+from specbench.grammar import parse_grammar
 from specbench.records import SamplingParams
 
 _ELSEWHERE = {
@@ -47,17 +48,72 @@ def parse_sampling(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
+    """Read a value and check its form; what it means is checked by `SamplingParams`."""
     if name == "grammar":
-        return text
+        return parse_grammar(text).text
+    is_right, expected = _FORMS[name]
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError:
         if name == "stop_strings":
             return [text]
         raise UsageError(
-            f"--sampling {name}={text} is not JSON",
+            f"--sampling {name}={text} is not JSON; expected {expected}",
             hint="""write numbers plainly, lists as '["a", "b"]', biases as '{"42": -100}'""",
         ) from None
+    if not is_right(value):
+        raise UsageError(f"--sampling {name}={text}: expected {expected}")
+    return value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(v, str) for v in value))
+
+
+def _are_ids(value: Any) -> bool:
+    return _is_whole(value) or (isinstance(value, list) and all(map(_is_whole, value)))
+
+
+def _are_words(value: Any) -> bool:
+    def is_word(word: Any) -> bool:
+        return isinstance(word, str) or (isinstance(word, list) and _are_ids(word))
+
+    return isinstance(value, list) and all(map(is_word, value))
+
+
+def _are_biases(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(token.isdecimal() for token in value)
+        and all(map(_is_number, value.values()))
+    )
+
+
+_WHOLE = (_is_whole, "a whole number")
+_NUMBER = (_is_number, "a number")
+_FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "top_k": _WHOLE,
+    "top_p": _NUMBER,
+    "min_p": _NUMBER,
+    "repetition_penalty": _NUMBER,
+    "presence_penalty": _NUMBER,
+    "frequency_penalty": _NUMBER,
+    "min_new_tokens": _WHOLE,
+    "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
+    "stop_token_ids": (_are_ids, "a token id, or a list of them"),
+    "stop_strings": (_are_texts, "a text, or a list of texts"),
+    "bad_words": (_are_words, "a list of words, each a text or a list of token ids"),
+    "logit_bias": (_are_biases, 'an object from token ids to numbers, such as {"42": -100}'),
+}
+"""What a value may be, and how that is worded; `grammar` is read by `parse_grammar`."""
 
 
 def build_sampling(
