@@ -38,6 +38,7 @@ _PACKAGES = {
     "transformers": "transformers",
     "numpy": "numpy",
     "scipy": "scipy",
+    "llguidance": "llguidance",
 }
 
 # What decides how long a step takes. The rest of the fingerprint (date, command, commit) may differ.

@@ -40,7 +40,8 @@ class SamplingParams:
     divided, negative multiplied); `presence_penalty` once and `frequency_penalty` times the count for each
     token of the output so far (subtracted, as OpenAI's API defines them); `bad_words`, token sequences
     whose last token is forbidden where the others precede it; `min_new_tokens`, before which neither EOS
-    nor a stop id can be sampled; `grammar` (`json:`, `regex:` or `choice:`).
+    nor a stop id can be sampled; `grammar` (`json:`, `regex:` or `choice:`), which says itself when EOS may
+    come, and so excludes `min_new_tokens` and `ignore_eos`.
 
     The output ends at EOS unless `ignore_eos`, at any of `stop_token_ids`, or with the token that completes
     one of `stop_strings` in the output's text; that token is kept. `logprobs` n records for every token
@@ -92,10 +93,26 @@ class SamplingParams:
                 "strings of at least one character",
             ),
             (self.logprobs is None or self.logprobs >= 0, "logprobs", "None, or 0 or more"),
+            (
+                not (self.ignore_eos and self.grammar),
+                "ignore_eos",
+                "False beside a grammar, which ends with EOS",
+            ),
+            (
+                not (self.min_new_tokens and self.grammar),
+                "min_new_tokens",
+                "0 beside a grammar, which states the least length itself",
+            ),
         )
         for holds, name, expected in checks:
             if not holds:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+
+    @property
+    def named_tokens(self) -> tuple[int, ...]:
+        """Return the token ids that these parameters name; a model must have them."""
+        biased = tuple(token for token, _ in self.logit_bias)
+        return biased + sum(self.bad_words, ()) + self.stop_token_ids
 
 
 def _are_ids(values: Sequence[int]) -> bool:

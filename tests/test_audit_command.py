@@ -16,7 +16,6 @@ from specbench.bench.audit import AuditConfig, AuditDocument
 from specbench.cli import main
 from specbench.errors import UsageError
 
-
 Captured = pytest.CaptureFixture[str]
 
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tiny_models import CONTEXT, FAMILIES, VOCAB, WINDOW, copied, shared, uncached
 from torch import Tensor, nn
 
+from specbench.decoding.processing import ancestors
 from specbench.runtime import attention
 from specbench.runtime.cache import SlotCache
-from specbench.runtime.runner import ModelRunner, decoder_layers
+from specbench.runtime.runner import ModelRunner, TreeWindow, decoder_layers
 
 MAIN = ("llama", "gpt2", "qwen2", "qwen2-window", "mistral-window")
 CASES = [(family, name) for family in MAIN for name in (attention.NAME, "sdpa", "eager")]
@@ -139,6 +140,125 @@ def test_no_history_leaves_a_trace(family: str, name: str, start: int, moves: li
     play(batch, start, moves)
     assert batch.worst < TOLERANCE
     assert batch.kv_difference() < TOLERANCE
+
+
+# --- trees ------------------------------------------------------------------------------------
+
+
+def a_tree(source: random.Random, most: int) -> tuple[list[int], list[int]]:
+    """Return tokens and parents of a random tree of up to so many nodes; parents come first, or are -1."""
+    num = source.randint(0, most)
+    return [source.randrange(VOCAB) for _ in range(num)], [
+        source.choice((i - 1, source.randint(-1, i - 1))) for i in range(num)
+    ]
+
+
+def path_to(node: int, parents: list[int]) -> list[int]:
+    """Return the nodes from the top down to one; none for -1."""
+    path: list[int] = []
+    while node >= 0:
+        path.insert(0, node)
+        node = parents[node]
+    return path
+
+
+def grow(batch: Batch, source: random.Random, *, cut: int = 0, compact: bool = True) -> int:
+    """Verify a token and a random tree in every row, and keep a random path; return the deepest level.
+
+    The logits after each node are compared with plain forwards of its path. With `cut` the window is
+    computed in two forwards, the first `cut` tokens of it in the first, as a draft grows a tree.
+    """
+    rows = range(len(batch.held))
+    last = [source.randrange(VOCAB) for _ in rows]
+    trees = [a_tree(source, 7) for _ in rows]
+    width = max(len(nodes) for nodes, _ in trees)
+    tokens, parents = torch.zeros(len(rows), 1 + width, dtype=torch.int64), torch.full((len(rows), width), -1)
+    for row, (nodes, above) in enumerate(trees):
+        tokens[row, : 1 + len(nodes)] = torch.tensor([last[row], *nodes])
+        parents[row, : len(nodes)] = torch.tensor(above)
+    window = TreeWindow.to_verify(ancestors(parents))
+    starts = [len(held) for held in batch.held]
+    counts = [1 + len(nodes) for nodes, _ in trees]
+    got = torch.zeros(len(rows), 1 + width, VOCAB)
+    for begin, end in ((0, cut), (cut, 1 + width)) if 0 < cut <= width else ((0, 1 + width),):
+        part = TreeWindow(window.depths, window.visible[:, begin:end], begin)
+        wanted = [max(0, min(count, end) - begin) for count in counts]
+        if any(wanted):
+            places = [start + begin for start in starts]
+            some = batch.runner.forward(tokens[:, begin:end], places, wanted, tree=part).logits
+            got[:, begin : begin + some.shape[1]] = some
+    moves = []
+    for row, (nodes, above) in enumerate(trees):
+        for node in range(-1, len(nodes)):
+            path = path_to(node, above)
+            text = [*batch.held[row], last[row], *(nodes[each] for each in path)]
+            difference = float((got[row, 1 + node] - uncached(batch.plain, text)[-1]).abs().max())
+            assert difference == difference, "NaN"
+            batch.worst = max(batch.worst, difference)
+        path = path_to(source.randint(-1, len(nodes) - 1), above)
+        moves += [
+            (row, starts[row] + 1 + node, starts[row] + 1 + place)
+            for place, node in enumerate(path)
+            if node != place
+        ]
+        batch.held[row] += [last[row], *(nodes[each] for each in path)]
+    if compact:
+        batch.runner.cache.compact(moves)
+    return int(window.depths.max())
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
+@pytest.mark.parametrize("cut", [0, 3])
+def test_trees_of_any_shape_see_their_ancestors_only(family: str, name: str, cut: int) -> None:
+    """Ragged random trees give the uncached logits of each path, within sliding windows and beyond them.
+
+    After each round a path is kept and compacted; K and V are then those of a fresh prefill.
+    """
+    source = random.Random(f"{family} {name} {cut}")
+    batch = Batch(under(family, name), shared(family), rows=3, width=72)
+    batch.admit([[source.randrange(VOCAB) for _ in range(length)] for length in (9, 1, 4)])
+    deepest = max(grow(batch, source, cut=cut) for _ in range(6))
+    assert deepest >= 4
+    assert max(map(len, batch.held)) > 2 * WINDOW
+    assert batch.worst < TOLERANCE
+    assert batch.kv_difference() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2-window", "gemma2"])
+def test_a_single_tree(family: str, slotted: Slotted) -> None:
+    """The same for one row alone, which takes the path without padding."""
+    source = random.Random(7)
+    batch = a_batch(family, slotted, rows=1, width=64)
+    batch.admit([[source.randrange(VOCAB) for _ in range(8)]])
+    for _ in range(6):
+        grow(batch, source)
+    assert batch.worst < TOLERANCE
+    assert batch.kv_difference() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2-window", "gemma2"])
+def test_a_kept_path_that_is_not_compacted_shows(family: str, slotted: Slotted) -> None:
+    """Left where verification put it, an accepted path makes later logits wrong: the test above can fail."""
+    source = random.Random(7)
+    batch = a_batch(family, slotted, rows=3, width=72)
+    batch.admit([[1, 2, 3], [4], [5, 6]])
+    for _ in range(4):
+        grow(batch, source, compact=False)
+    assert batch.worst > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["mistral-window", "qwen2-window", "gemma2"])
+def test_a_tree_that_ignores_the_window_shows(family: str, slotted: Slotted) -> None:
+    """With a window that is too long by a token the logits of trees are wrong: it was crossed above."""
+    source = random.Random(7)
+    batch = a_batch(family, slotted, rows=3, width=72)
+    batch.admit([[1, 2, 3, 4, 5, 6], [4], [5, 6]])
+    assert batch.worst < TOLERANCE
+    assert batch.runner._window == WINDOW
+    batch.runner._window = WINDOW + 1
+    for _ in range(4):
+        grow(batch, source)
+    assert batch.worst > 100 * TOLERANCE
 
 
 _under: dict[tuple[str, str], Any] = {}

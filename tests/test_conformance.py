@@ -302,6 +302,7 @@ class Sometimes:
     """A length policy that lets rows draft in some steps only, each row in its own rhythm."""
 
     stop_below = 0.0
+    lively_batch = None
 
     def __init__(self, most: int) -> None:
         self.max_length = most

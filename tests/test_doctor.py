@@ -480,11 +480,24 @@ def test_a_target_alone_is_bounded_with_a_draft_that_costs_nothing(saved_model: 
     assert "such as ngram" in doctor.text(found)
 
 
+def test_other_ids_are_mapped(saved_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens in another order fit, and how many were mapped is told."""
+    monkeypatch.setattr("conftest.WORDS", ("<eos>", "<unk>", *reversed(WORDS[2:-2]), "one", "two"))
+    other = tiny_models.build("llama", vocab_size=len(WORDS), eos_token_id=0)
+    save(tmp_path / "other", other)
+    found = examine(saved_model / "target", tmp_path / "other")
+    assert finding(found, "vocabulary").status == "ok"
+    assert "22 of its 24 tokens are mapped" in finding(found, "vocabulary").message
+    assert "the other 2 of the target's 24 are never drafted" in finding(found, "vocabulary").message
+    assert found.vocabulary_fits
+    assert found.bounds is not None
+
+
 def test_another_vocabulary_is_a_problem(
     saved_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal size with other tokens is a problem, named, without a table."""
-    monkeypatch.setattr("conftest.WORDS", ("<eos>", "<unk>", *reversed(WORDS[2:])))
+    monkeypatch.setattr("conftest.WORDS", ("<eos>", "<unk>", *(word.upper() for word in WORDS[2:])))
     other = tiny_models.build("llama", vocab_size=len(WORDS), eos_token_id=0)
     save(tmp_path / "other", other)
     found = examine(saved_model / "target", tmp_path / "other")

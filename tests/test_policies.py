@@ -12,6 +12,7 @@ import pytest
 from tiny_models import CONTEXT, Served, build, collect, copied, greedy, perturbed, requests, shared, uncached
 
 from specbench import registry
+from specbench.audit import continuations as check
 from specbench.audit.chi_squared import ChiSquaredResult, judge
 from specbench.audit.reference import Oracle
 from specbench.cli import main
@@ -102,6 +103,23 @@ def test_each_range_of_batch_sizes_has_its_ladder_clipped_to_k(
 def test_max_length_is_what_some_tier_can_choose() -> None:
     """The most ever chosen is k, or less where no ladder reaches it."""
     assert [policy(k).max_length for k in (1, 4, 7, 12)] == [1, 4, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "batch"),
+    [
+        (ema.Options().tiers, 7),
+        ("1:1-3", None),
+        ("1:0/8:1-7/9:0", 8),
+        ("1:0-1/16:3", 16),
+    ],
+)
+def test_the_lively_batch_is_one_at_which_the_longest_drafts_occur(tiers: str, batch: int | None) -> None:
+    """With the defaults 7 rows, one less than begins the tier of shorter drafts; other policies: any."""
+    made = policy(5, tiers=tiers)
+    assert made.lively_batch == batch
+    assert made.tier(batch or 99).lengths[-1] == made.max_length
+    assert {length_policy(name, 5).lively_batch for name in ("fixed", "confidence")} == {None}
 
 
 def test_the_first_length_is_k_or_the_middle_of_the_ladder() -> None:
@@ -507,3 +525,32 @@ def test_a_stop_that_drops_its_token_is_caught() -> None:
     """The same draws with the token taken back fail the same test."""
     result = continuations(STOP, alter=drop)
     assert result.is_rejected is True, (result.p_value, result.tv_observed)
+
+
+@pytest.mark.parametrize("strategy", ["draft:k=5,policy=ema", "ngram:k=5,min=1,policy=ema"])
+def test_the_audit_sees_drafts_of_every_length(strategy: str) -> None:
+    """With 128 rows `ema` drafts nothing; the audit asks for as few at a time as it drafts with."""
+    model = build("llama", vocab_size=8, head=0.3)
+    engine = engine_for(model, noise=0.1, rows=128)
+    oracle = Oracle(copied(model, "sdpa"), check.sampling(8))
+    planned = check.plan(oracle, [(1, 2, 3, 1, 2, 3, 1)], max_draft=5, alpha=0.5)
+    short = replace(planned, draws=(128,))
+    lengths: list[int] = []
+
+    class Watching:
+        rows = 128
+        strategy = None
+
+        def serve(self, schedule: Schedule) -> Iterator[Any]:
+            for event in engine.serve(schedule):
+                lengths.extend(entry.draft_depth for entry in getattr(event, "rounds", ()) if entry.round)
+                yield event
+
+    engine.open(strategy)
+    watching: Any = Watching()
+    assert check.draw(watching, [(1, 2, 3, 1, 2, 3, 1)], short, seed=1).drafted == 0
+    lengths.clear()
+    watching.strategy = engine.strategy
+    drawn = check.draw(watching, [(1, 2, 3, 1, 2, 3, 1)], short, seed=1)
+    assert drawn.accepted > 100
+    assert {1, 3, 5} <= set(lengths)

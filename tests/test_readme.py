@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import typer
 
 from specbench import registry
 from specbench.cli import app
+from specbench.decoding.verification import RULES
+from specbench.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -54,6 +57,52 @@ def test_strategies_are_documented() -> None:
         row = next(line for line in README.splitlines() if line.startswith(f"| `{name}`"))
         for option in registry.module("strategy", name).Options.__dataclass_fields__:
             assert f"`{option}`" in row, (name, option)
+
+
+TREES = {"topk": "topk=2,nodes=4", "nodes": "nodes=4"}
+"""How a tree is asked for, by the option that a strategy with trees has."""
+
+
+def supported(name: str) -> dict[str, str]:
+    """Return the row of the table of what goes with what, from the strategy's own options."""
+    fields = registry.module("strategy", name).Options.__dataclass_fields__
+    trees = next((text for option, text in TREES.items() if option in fields), None)
+
+    def takes(*options: str) -> bool:
+        try:
+            registry.options("strategy", registry.parse(f"{name}:{','.join(options)}"))
+        except UsageError:
+            return False
+        return True
+
+    def listed(option: str, values: Iterable[str], *shape: str) -> str:
+        if option not in fields:
+            return "–"
+        found = [value for value in values if takes(*shape, f"{option}={value}")]
+        return " ".join(f"`{v}`" + (r"\*" if v in RULES and not RULES[v].lossless else "") for v in found)
+
+    rules, policies = list(RULES), registry.names("policy")
+    return {
+        "strategy": f"`{name}`",
+        "`verify`, chains": listed("verify", rules),
+        "`verify`, trees": listed("verify", rules, trees) if trees else "–",
+        "policies, chains": listed("policy", policies),
+        "policies, trees": listed("policy", policies, trees) if trees else "–",
+        # The step loop applies them to every window; `test_grammar_decoding` tries every strategy.
+        "grammars, penalties": "yes",
+    }
+
+
+def test_what_goes_with_what() -> None:
+    """The table holds a row per strategy, and it says which rules and policies its options take."""
+    _, _, table = README.partition("What goes with what")
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    header, _, *rows = lines[: 2 + len(registry.names("strategy"))]
+    names = [cell.strip() for cell in header.strip("|").split("|")]
+    found = [dict(zip(names, (c.strip() for c in row.strip("|").split("|")), strict=True)) for row in rows]
+    assert {row["strategy"] for row in found} == {f"`{name}`" for name in registry.names("strategy")}
+    for row in found:
+        assert row == supported(row["strategy"].strip("`"))
 
 
 def test_table_is_the_stored_one() -> None:

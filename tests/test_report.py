@@ -465,6 +465,32 @@ def test_loads_are_told_apart(run: Run) -> None:
     ]
 
 
+def test_what_grammars_did_is_told(run: Run) -> None:
+    """A workload measured with and without its grammars has a line a temperature on what they did."""
+    twins = []
+    for cell in run.cells:
+        rate = cell.draft_acceptance_rate
+        if cell.key.workload == "predictable":
+            key = dataclasses.replace(cell.key, workload="predictable-free")
+            halved = None if rate is None else rate / 2
+            verify = None if cell.verify_s is None else 2 * cell.verify_s
+            twins.append(dataclasses.replace(cell, key=key, draft_acceptance_rate=halved, verify_s=verify))
+    entry = {**run.config["workloads"]["predictable"], "twin_of": "predictable"}
+    config = {**run.config, "workloads": {**run.config["workloads"], "predictable-free": entry}}
+    told = list(build(but(run, cells=[*run.cells, *twins], config=config)).conclusions)
+    (greedy, sampled) = [line for line in told if "with grammars against without" in line]
+    assert greedy.startswith("predictable c=1, T=0, with grammars against without: ordinary (verify ")
+    assert sampled.startswith("predictable c=1, T=1, with")
+    assert "#2" not in greedy
+    cells = {cell.key.strategy: cell for cell in cells_of(run, "predictable", 0.0)}
+    rate, verify = cells["ngram:k=4"].draft_acceptance_rate, cells["ngram:k=4"].verify_s
+    assert rate is not None
+    assert verify is not None
+    times = f"{wording.milliseconds(verify)} against {wording.milliseconds(2 * verify)} ms"
+    assert f"ngram:k=4 (draft acceptance rate {rate:.2f} against {rate / 2:.2f}, verify {times})" in greedy
+    assert not [line for line in build(run).conclusions if "with grammars" in line]
+
+
 def test_dispatch_is_shown_and_explained_where_there_is_something_to_tell(run: Run) -> None:
     """The column is left out while every step is eager, and otherwise comes with its legend."""
     assert "dispatch" not in report(run, "markdown")

@@ -373,3 +373,16 @@ def test_a_tree_without_nodes_is_an_ordinary_step() -> None:
     assert served["suffix:k=4,nodes=8"].outputs == served["ordinary"].outputs
     drafted = [entry.drafted for entry in served["suffix:k=4,nodes=8"].rounds if entry.round]
     assert drafted[0] == 0 < max(drafted)
+
+
+@pytest.mark.parametrize("spec", ["suffix:k=3", "suffix:k=3,nodes=6"])
+def test_a_text_without_repetition_drafts_nothing(spec: str) -> None:
+    """Where no row has anything to offer, as a chain or as a tree, a step is one of ordinary decoding."""
+    engine = LocalEngine(copied(shared("llama"), "sdpa"), eos_ids=(), rows=2, width=CONTEXT)
+    offered = requests([(1,), (1, 2, 3, 4, 5, 6, 7)], temperature=1.0, max_new_tokens=6)
+    served = []
+    for strategy in ("ordinary", f"{spec},verify=exact"):
+        engine.open(strategy)
+        served.append(collect(engine.serve(Schedule(offered, concurrency=1))))
+    assert served[0].outputs == served[1].outputs
+    assert 0 in {entry.drafted for entry in served[1].rounds if entry.round}

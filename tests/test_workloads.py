@@ -21,7 +21,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.errors import WorkloadError
-from specbench.workloads import Load, Message, Prompt, available, load, load_many, poisson_arrivals
+from specbench.workloads import (
+    Load,
+    Message,
+    Prompt,
+    available,
+    load,
+    load_many,
+    poisson_arrivals,
+    with_twins,
+)
 from specbench.workloads.library import bundled_folder
 from specbench.workloads.workload import stratified
 
@@ -282,6 +291,24 @@ def test_load_many_same_name(tmp_path: Path) -> None:
         load_many(["novel", path])
 
 
+def test_a_structured_workload_brings_its_twin() -> None:
+    """It is followed by the same prompts without grammars; other workloads are as they were."""
+    novel, bound, free = with_twins(load_many(["novel", "tiny-structured"], limit=6))
+    assert (novel.name, bound.name, free.name) == ("novel", "tiny-structured", "tiny-structured-free")
+    assert (bound.twin_of, free.twin_of) == (None, "tiny-structured")
+    assert [(p.id, p.text, p.grammar) for p in free.prompts] == [(p.id, p.text, None) for p in bound.prompts]
+    assert all(prompt.grammar for prompt in bound.prompts)
+    assert with_twins([free]) == [free]
+    assert load("structured").without_grammar
+
+
+def test_a_twin_needs_its_name(tmp_path: Path) -> None:
+    """A workload that is called as another's twin is refused beside it."""
+    path = write(tmp_path, "tiny-structured-free.txt", "hello\n")
+    with pytest.raises(WorkloadError, match="two workloads are called 'tiny-structured-free'"):
+        with_twins(load_many(["tiny-structured", path]))
+
+
 # --- the user's files -------------------------------------------------------------------------
 
 
@@ -499,6 +526,7 @@ BAD_HEADERS = {
     "prompts: other.jsonl": "other.jsonl: no such file",
     "prompts: p.jsonl\ntemprature: [1]": "unknown key 'temprature'; did you mean 'temperatures'?",
     "prompts: p.jsonl\n3: x": "unknown key '3'",
+    "prompts: p.jsonl\nwithout_grammar: some": "'without_grammar' must be true or false, not 'some'",
     "prompts: p.jsonl\nname: 7": "'name' must be a string, not 7",
     "prompts: p.jsonl\ntemperatures: 1": "'temperatures' must be a list of numbers, not 1",
     "prompts: p.jsonl\ntemperatures: []": "'temperatures' must be a list of numbers, not []",

@@ -287,7 +287,7 @@ def collect(events: Iterable[Event]) -> Served:
         assert record.chunk_times == tuple(chunk.time for chunk in chunks[key])
         assert record.chunk_sizes == tuple(len(chunk.tokens) for chunk in chunks[key])
     finished = max((record.finished for record in records.values()), default=0.0)
-    key = CellKey("tiny", 0.0, "c=1", "any")
-    serving = Serving(key, 0, 0, served.steps, rounds, tuple(records.values()), finished)
-    identities.enforce(CellRecords(key, (serving,)))
+    cell = CellKey("tiny", 0.0, "c=1", "any")
+    serving = Serving(cell, 0, 0, served.steps, rounds, tuple(records.values()), finished)
+    identities.enforce(CellRecords(cell, (serving,)))
     return served

@@ -350,6 +350,7 @@ def build() -> dict[str, str]:
             loads="c=1",
             headline="decode",
         )
+        files[f"{name}.yaml"] += "without_grammar: true\n"
     return files
 
 

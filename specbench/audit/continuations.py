@@ -119,8 +119,10 @@ def draw(
 ) -> Drawn:
     """Draw the planned continuations with the strategy that `engine` has open.
 
-    All samples of a prompt share one prefill; each has its own stream of random numbers.
+    All samples of a prompt share one prefill; each has its own stream of random numbers. As many are drawn
+    at a time as the engine has rows, or fewer where a length policy would not draft with so many.
     """
+    rows = _concurrency(engine)
     results: list[tuple[tuple[int, ...], ...]] = []
     drafted = accepted = rejections = full = failures = 0
     for number, (prompt, draws) in enumerate(zip(prompts, plan.draws, strict=True)):
@@ -134,7 +136,6 @@ def draw(
             for i in range(draws)
         )
         outputs: dict[int, tuple[int, ...]] = {}
-        rows = getattr(engine, "rows", 1)
         for event in engine.serve(Schedule(requests, concurrency=rows, share_prefill=True)):
             if isinstance(event, Finished):
                 outputs[event.record.request] = event.record.output_tokens
@@ -149,6 +150,13 @@ def draw(
         failures += draws - len(outputs)
         results.append(tuple(outputs[i] for i in sorted(outputs)))
     return Drawn(tuple(results), drafted, accepted, rejections, full, failures)
+
+
+def _concurrency(engine: Engine) -> int:
+    rows: int = getattr(engine, "rows", 1)
+    strategy: Strategy | None = getattr(engine, "strategy", None)
+    lively = strategy.policy.lively_batch if strategy is not None and strategy.drafter is not None else None
+    return rows if lively is None else min(rows, lively)
 
 
 def verdict(

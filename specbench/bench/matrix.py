@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench.bench.sampling import Encode, build_sampling
-from specbench.records import Request, Schedule
+from specbench.records import Request, SamplingParams, Schedule
 from specbench.records import samples as draw_samples
 from specbench.workloads import Load, Workload, poisson_arrivals
 
@@ -79,14 +79,8 @@ def schedule(
         arrival_seed = _seed(seed, unit.workload, unit.temperature, unit.repeat, "arrivals")
         arrivals = poisson_arrivals(len(unit.prompts), rate, arrival_seed)
     for index, prompt in enumerate(unit.prompts):
-        params = build_sampling(
-            asked or {},
-            encode=encode,
-            max_new_tokens=prompt.max_new_tokens,
-            temperature=unit.temperature,
-            seed=_seed(seed, unit.workload, prompt.id, unit.repeat, "again" if again else ""),
-            **({"grammar": prompt.grammar} if prompt.grammar is not None else {}),
-        )
+        own_seed = _seed(seed, unit.workload, prompt.id, unit.repeat, "again" if again else "")
+        params = request_sampling(prompt, asked or {}, encode, temperature=unit.temperature, seed=own_seed)
         request = Request(index * samples, prompt.tokens, params, prompt.id, arrivals[index])
         requests += draw_samples(request, samples)
     return Schedule(
@@ -97,6 +91,13 @@ def schedule(
         record_drafts=unit.load.concurrency == 1,
         samples=samples,
     )
+
+
+def request_sampling(prompt: Encoded, asked: Mapping[str, Any], encode: Encode, **own: Any) -> SamplingParams:
+    """Return the parameters of a prompt's requests: what was asked for, its own budget and its grammar."""
+    if prompt.grammar is not None:
+        own["grammar"] = prompt.grammar
+    return build_sampling(asked, encode=encode, max_new_tokens=prompt.max_new_tokens, **own)
 
 
 def _seed(*parts: object) -> int:

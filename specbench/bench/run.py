@@ -27,7 +27,7 @@ from specbench.bench.loading import (
     load_models,
     local_engine,
 )
-from specbench.bench.matrix import Encoded, Unit, schedule, units
+from specbench.bench.matrix import Encoded, Unit, request_sampling, schedule, units
 from specbench.bench.sampling import parse_sampling
 from specbench.bench.store import Run, RunStore
 from specbench.errors import UsageError, WorkloadError
@@ -65,11 +65,11 @@ def run(config: RunConfig, results: Path, progress: Progress, *, run_id: str | N
         NotMeasured: the records contradict themselves.
     """
     _require_places(config)
-    chosen = [_shaped(workload, config) for workload in workloads.load_many(config.workloads)]
+    chosen = [_shaped(workload, config) for workload in _asked_for(config)]
     check_writable(results)
     models = load_models(config, config.dtype, progress)
     prompts = {w.name: _encode(w, models.target) for w in chosen}
-    _check_sampling(config, chosen, models.target)
+    _check_parameters(config, models.target, prompts)
     engine = _engine(config, models, prompts)
     for arm in config.arms:
         engine.open(_strategy_of(arm))  # one that does not fit is refused before there is a run folder
@@ -114,6 +114,12 @@ def _require_places(config: RunConfig) -> None:
         models.require_device(config.device)
         if config.draft_device is not None:
             models.require_device(config.draft_device, "--draft-device")
+
+
+def _asked_for(config: RunConfig) -> list[Workload]:
+    """Load the workloads; those that ask for it come once more without grammars, unless one is asked for."""
+    loaded = workloads.load_many(config.workloads)
+    return loaded if "grammar" in parse_sampling(config.sampling) else workloads.with_twins(loaded)
 
 
 def _shaped(workload: Workload, config: RunConfig) -> Workload:
@@ -170,7 +176,9 @@ def _encode(workload: Workload, target: LoadedModel | None) -> list[Encoded]:
 def _check_grammars(workload: Workload, target: LoadedModel) -> None:
     """Refuse grammars that this model's tokenizer cannot satisfy, before anything is measured."""
     constrained = [(prompt.id, prompt.grammar) for prompt in workload.prompts if prompt.grammar is not None]
-    compiler = _grammar_compiler(target) if constrained else None
+    if not constrained:
+        return
+    compiler = _compiler(target)
     for name, grammar in constrained:
         assert compiler is not None
         try:
@@ -181,35 +189,32 @@ def _check_grammars(workload: Workload, target: LoadedModel) -> None:
             ) from None
 
 
-def _grammar_compiler(target: LoadedModel) -> GrammarCompiler:
+def _check_parameters(
+    config: RunConfig, target: LoadedModel | None, prompts: Mapping[str, list[Encoded]]
+) -> None:
+    """Refuse parameters that contradict a prompt's grammar or do not fit the model, before a run begins."""
+    asked = parse_sampling(config.sampling)
+    encode = encoder(target)
+    named: set[int] = set()
+    for listed in prompts.values():
+        for prompt in listed:
+            named.update(request_sampling(prompt, asked, encode).named_tokens)
+    if target is None:
+        return
+    for token in sorted(named):
+        if token >= target.vocab_size:
+            raise UsageError(
+                f"--sampling names token {token}; {target.name} has {target.vocab_size} tokens",
+                hint="ids are those of the target's tokenizer, from 0",
+            )
+    if "grammar" in asked:
+        _compiler(target).matcher(asked["grammar"])
+
+
+def _compiler(target: LoadedModel) -> GrammarCompiler:
     from specbench.runtime.grammar import GrammarCompiler
 
     return GrammarCompiler(target.tokenizer, vocab_size=target.vocab_size, eos_ids=target.eos_token_ids)
-
-
-def _check_sampling(config: RunConfig, chosen: list[Workload], target: LoadedModel | None) -> None:
-    """Refuse what this model cannot do with `--sampling`, before anything is measured."""
-    if target is None or not config.sampling:
-        return
-    asked = build_sampling(
-        parse_sampling(config.sampling),
-        encode=encoder(target),
-        max_new_tokens=SamplingParams().max_new_tokens,
-    )
-    named = {*asked.stop_token_ids, *(token for token, _ in asked.logit_bias), *sum(asked.bad_words, ())}
-    if named and max(named) >= target.vocab_size:
-        raise UsageError(
-            f"--sampling names token {max(named)}; {target.name} has {target.vocab_size} tokens",
-            hint="ids are those of the target's tokenizer, from 0",
-        )
-    grammars = [p.grammar for workload in chosen for p in workload.prompts if p.grammar is not None]
-    if asked.min_new_tokens and (asked.grammar or grammars):
-        raise UsageError(
-            "--sampling min_new_tokens cannot be met under a grammar: a complete text could not end",
-            hint="give the least length in the grammar",
-        )
-    if asked.grammar is not None:
-        _grammar_compiler(target).matcher(asked.grammar)
 
 
 def _open_store(
@@ -286,6 +291,7 @@ def describe(config: RunConfig, chosen: list[Workload], models: Models) -> dict[
                 "temperatures": list(w.temperatures),
                 "max_new_tokens": w.max_new_tokens,
                 "digest": w.digest,
+                **({"twin_of": w.twin_of} if w.twin_of else {}),
             }
             for w in chosen
         },

@@ -69,6 +69,8 @@ class Proposal:
         device: torch.device | str = "cpu",
     ) -> Proposal:
         """Offer trees that were not drawn at random: q is the point mass on each node's token."""
+        if not any(nodes):
+            return cls.empty(len(nodes), device)
         tokens = padded(nodes, device)
         return cls.trees(
             tokens, padded(parents, device), [len(row) for row in nodes], Distribution.point(tokens)

@@ -136,7 +136,8 @@ def _cache_folder() -> Path:
 def _versions(environment: dict[str, Any]) -> Finding:
     system, versions = environment["system"], environment["versions"]
     words = [f"python {system['python']}"]
-    words += [f"{name} {versions[name] or '–'}" for name in ("specbench", "torch", "transformers")]
+    shown = ("specbench", "torch", "transformers", "llguidance")
+    words += [f"{name} {versions[name] or '–'}" for name in shown]
     return Finding("versions", "ok", ", ".join(words))
 
 

@@ -106,8 +106,12 @@ class LocalEngine:
 
         if self.strategy is None:
             raise UsageError("no strategy is open", hint="call open() before serve()")
-        if self._grammars is None and any(r.sampling.grammar is not None for r in schedule.requests):
-            self._grammars = self._grammar_compiler()
+        # Read before the clock starts, so that no strategy pays for being the first to need them.
+        for grammar in dict.fromkeys(r.sampling.grammar for r in schedule.requests):
+            if grammar is not None:
+                self._grammars = self._grammars or self._grammar_compiler()
+                if self._grammars is not None:
+                    self._grammars.matcher(grammar)
         loop = self.strategy.loop or StepLoop
         self._loop = loop(
             self.runner,

@@ -123,6 +123,7 @@ class Ema:
         self.options = options
         self.reset()
         self.max_length = max(tier.lengths[-1] for tier in self.tiers.values())
+        self.lively_batch = self._lively_batch()
 
     def reset(self) -> None:
         """Begin again, at `k` on ladders that have it, else in their middle."""
@@ -130,6 +131,14 @@ class Ema:
             batch: Tier(sorted({min(length, self.k) for length in lengths}), self.k, self.options)
             for batch, lengths in ladders(self.options.tiers).items()
         }
+
+    def _lively_batch(self) -> int | None:
+        """Return the largest batch of the first tier whose ladder reaches the longest draft."""
+        starts = sorted(self.tiers)
+        place = next(i for i, start in enumerate(starts) if self.tiers[start].lengths[-1] == self.max_length)
+        if place + 1 < len(starts):
+            return starts[place + 1] - 1
+        return starts[place] if place else None  # the last tier has no largest batch
 
     def tier(self, batch: int) -> Tier:
         """Return the tier of a batch size."""

@@ -16,6 +16,7 @@ class Fixed:
     """Choose `k` for every row, always."""
 
     stop_below = 0.0
+    lively_batch: int | None = None
 
     def __init__(self, k: int) -> None:
         self.max_length = k

@@ -9,7 +9,16 @@ from specbench.audit.verdicts import ChiSquaredVerdict
 from specbench.metrics.summary import CellSummary, Estimate
 from specbench.report.context import workload_config
 from specbench.report.headline import Headline, headline_of
-from specbench.report.wording import is_again, listing, mark, marks_explained, monte_carlo, times_ordinary
+from specbench.report.wording import (
+    fixed,
+    is_again,
+    listing,
+    mark,
+    marks_explained,
+    milliseconds,
+    monte_carlo,
+    times_ordinary,
+)
 
 if TYPE_CHECKING:
     from specbench.bench.store import Run
@@ -24,10 +33,38 @@ def conclusions(run: Run) -> Iterator[str]:
         several = len({cell.key.load for cell in run.cells if cell.key.workload == name}) > 1
         where = [f"{name} {load}" if several else name, f"T={temperature:g}", headline.what]
         yield f"{', '.join(filter(None, where))}: {what_was_fastest(cells, headline)}."
+    yield from what_grammars_did(run)
     if run.cells:
         others = dict.fromkeys(cell.key.strategy for cell in run.cells if not cell.is_baseline)
         baseline = next((cell.key.strategy for cell in run.cells if cell.is_baseline), None)
         yield whether_it_held(run.audits, [name for name in others if not is_again(name)], baseline)
+
+
+def what_grammars_did(run: Run) -> Iterator[str]:
+    """Compare acceptance and verification of a workload with those of the same prompts without grammars."""
+    for (name, load, temperature), free in _conditions(run).items():
+        twin = workload_config(run, name).get("twin_of")
+        bound = {
+            cell.key.strategy: cell
+            for cell in run.cells
+            if (cell.key.workload, cell.key.load, cell.key.temperature) == (twin, load, temperature)
+        }
+        parts = [
+            f"{cell.key.strategy} ({', '.join(_grammar_effect(bound[cell.key.strategy], cell))})"
+            for cell in free
+            if cell.key.strategy in bound and not is_again(cell.key.strategy)
+        ]
+        if parts:
+            yield f"{twin} {load}, T={temperature:g}, with grammars against without: {'; '.join(parts)}."
+
+
+def _grammar_effect(bound: CellSummary, free: CellSummary) -> Iterator[str]:
+    """Word acceptance where something was drafted, and the mean time to verify a step, masks included."""
+    if bound.draft_acceptance_rate is not None and free.draft_acceptance_rate is not None:
+        rates = f"{fixed(bound.draft_acceptance_rate)} against {fixed(free.draft_acceptance_rate)}"
+        yield f"draft acceptance rate {rates}"
+    if bound.verify_s is not None and free.verify_s is not None:
+        yield f"verify {milliseconds(bound.verify_s)} against {milliseconds(free.verify_s)} ms"
 
 
 def footnotes(run: Run) -> tuple[str, ...]:

@@ -282,21 +282,12 @@ class StepLoop:
                 f"request {request.id} has a grammar, and this engine was given no tokenizer",
                 hint="leave the grammar out",
             )
-        if request.sampling.min_new_tokens > 0:
-            raise UsageError(
-                f"request {request.id} has a grammar and min_new_tokens: a complete text could not end",
-                hint="give the least length in the grammar",
-            )
         return self.grammars.matcher(grammar)
 
     def _check_ids(self, request: Request) -> None:
         """Refuse parameters that name tokens the model does not have."""
-        sampling = request.sampling
-        named = [token for token, _ in sampling.logit_bias]
-        named += [token for word in sampling.bad_words for token in word]
-        named += sampling.stop_token_ids
         vocab = self.runner.vocab
-        for token in named:
+        for token in request.sampling.named_tokens:
             if token >= vocab:
                 raise UsageError(
                     f"request {request.id} names token {token}; the model has {vocab} tokens",
@@ -371,9 +362,9 @@ class StepLoop:
         started = self.clock()
         marks = [runner.stopwatch.mark()]
         window = Window("decode", rows, 0, self._propose(), started, marks)
+        marks.append(runner.stopwatch.mark())
         self._constrain(window)
         proposal = window.proposal
-        marks.append(runner.stopwatch.mark())
         last = torch.tensor([[row.tokens[-1]] for row in rows], device=runner.device)
         if proposal.parents is not None and proposal.num:
             window.follows = ancestors(proposal.parents)

@@ -117,11 +117,13 @@ class LengthPolicy(Protocol):
     """Chooses how many tokens to draft, from what was known before the draw.
 
     Past acceptances and batch sizes may decide, never a token about to be drafted. `max_length` is the most
-    it ever chooses; `stop_below` becomes `DraftContext.stop_below`.
+    it ever chooses; `stop_below` becomes `DraftContext.stop_below`. `lively_batch` is a batch size at which
+    it drafts up to `max_length` (None: at any), for those who want to see such drafts.
     """
 
     max_length: int
     stop_below: float
+    lively_batch: int | None
 
     def reset(self) -> None:
         """Forget everything: a schedule begins, and must not depend on the ones before it."""

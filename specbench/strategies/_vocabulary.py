@@ -7,6 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specbench.errors import IncompatibleError
+
+_HINT = "a map holds the target's id of each draft id, -1 for none; not differences of ids"
+
 
 class DraftVocabulary:
     """What a draft writes and reads, translated to and from the target's ids.
@@ -19,6 +23,9 @@ class DraftVocabulary:
         draft: tokens of the draft.
         ids: the target's id of each of the draft's, -1 where it has none; None if they are the same.
         device: the draft's.
+
+    Raises:
+        IncompatibleError: the map names a token that a model lacks, or one target token twice.
     """
 
     def __init__(
@@ -28,7 +35,10 @@ class DraftVocabulary:
         self.draft = draft
         self.reads: list[int] | None = None
         if ids is not None:
+            if min(ids, default=0) < -1:
+                raise IncompatibleError(f"the vocabulary map holds {min(ids)}, which is no token", hint=_HINT)
             pairs = [(own, other) for own, other in enumerate(ids) if other >= 0]
+            _check_pairs(pairs, target, draft)
             self.own, self.theirs = torch.tensor(pairs, device=device).T
             self.reads = [0] * target
             for own, other in pairs:
@@ -53,3 +63,18 @@ class DraftVocabulary:
     def read_drafts(self, tokens: Tensor) -> Tensor:
         """Return drafted tokens, which the draft has, in its own ids."""
         return tokens if self.reads is None else self.table[tokens]
+
+
+def _check_pairs(pairs: Sequence[tuple[int, int]], target: int, draft: int) -> None:
+    """Refuse what is no map of ids: a table of offsets, say, as some checkpoints store theirs."""
+    if not pairs:
+        raise IncompatibleError("the vocabulary map is empty: the draft could propose nothing", hint=_HINT)
+    own, theirs = max(own for own, _ in pairs), max(other for _, other in pairs)
+    if own >= draft or theirs >= target:
+        raise IncompatibleError(
+            f"the vocabulary map goes from draft token {own} and to target token {theirs}; the models have "
+            f"{draft} and {target} tokens",
+            hint=_HINT,
+        )
+    if len({other for _, other in pairs}) < len(pairs):
+        raise IncompatibleError("the vocabulary map gives two draft tokens one id of the target", hint=_HINT)

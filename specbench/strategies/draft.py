@@ -60,6 +60,10 @@ class Options:
             )
         if self.topk > 1 and not RULES[self.verify].judges_trees:
             raise ValueError(f"verify={self.verify} judges chains; for a tree use rejection or exact")
+        if self.topk > 1 and length_policy(self.policy, levels).stop_below > 0:
+            raise ValueError(
+                f"policy={self.policy} stops at a doubtful token; a tree's shape is fixed before it is drawn"
+            )
         if self.nodes > MOST_NODES:
             raise ValueError(f"nodes={self.nodes}; expected at most {MOST_NODES}")
 

@@ -3,7 +3,7 @@
 `load` reads a bundled workload, a file or a data set from the hub; `available` names the bundled ones.
 """
 
-from specbench.workloads.library import available, load, load_many
+from specbench.workloads.library import available, load, load_many, with_twins
 from specbench.workloads.loads import Load, poisson_arrivals
 from specbench.workloads.prompt import Message, Prompt
 from specbench.workloads.workload import Headline, Workload
@@ -18,4 +18,5 @@ __all__ = [
     "load",
     "load_many",
     "poisson_arrivals",
+    "with_twins",
 ]

@@ -31,6 +31,7 @@ KEYS = (
     "max_new_tokens",
     "loads",
     "headline",
+    "without_grammar",
 )
 
 
@@ -72,6 +73,7 @@ def read_workload(path: Path, source: str) -> Workload:
         headline=_headline(where, header.get("headline")),
         available=len(prompts),
         source=source,
+        without_grammar=_flag(where, header, "without_grammar"),
     )
 
 
@@ -98,6 +100,15 @@ def _string(where: str, header: Mapping[Any, Any], key: str, default: str | None
     if not isinstance(value, str) or not value.strip():
         fail(where, f"'{key}' must be a string, not {value!r}", f'write it in quotes: {key}: "..."')
     return value.strip()
+
+
+def _flag(where: str, header: Mapping[Any, Any], key: str) -> bool:
+    value = header.get(key)
+    if value is not None and not isinstance(value, bool):
+        fail(
+            where, f"'{key}' must be true or false, not {value!r}", f"leave '{key}' out, or write {key}: true"
+        )
+    return bool(value)
 
 
 def _temperatures(where: str, value: Any) -> tuple[float, ...]:

@@ -65,6 +65,22 @@ def load_many(specs: Iterable[str | Path], limit: int | None = None) -> list[Wor
         WorkloadError: As `load`, or two of them have the same name and could not be told apart.
     """
     workloads = [load(spec) for spec in specs]
+    _require_distinct(workloads)
+    return workloads if limit is None else [workload.limited(limit) for workload in workloads]
+
+
+def with_twins(workloads: Iterable[Workload]) -> list[Workload]:
+    """Return workloads, each that asks for it followed by itself without its grammars.
+
+    Raises:
+        WorkloadError: A twin has the name of another workload.
+    """
+    all_of_them = [each for w in workloads for each in ((w, w.free()) if w.without_grammar else (w,))]
+    _require_distinct(all_of_them)
+    return all_of_them
+
+
+def _require_distinct(workloads: Iterable[Workload]) -> None:
     by_name: dict[str, Workload] = {}
     for workload in workloads:
         other = by_name.setdefault(workload.name, workload)
@@ -73,7 +89,6 @@ def load_many(specs: Iterable[str | Path], limit: int | None = None) -> list[Wor
                 f"two workloads are called '{workload.name}': {other.source} and {workload.source}",
                 hint="rename one of the files, or give its YAML header another name",
             )
-    return workloads if limit is None else [workload.limited(limit) for workload in workloads]
 
 
 def _looks_like_a_path(spec: str) -> bool:

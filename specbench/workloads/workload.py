@@ -21,7 +21,8 @@ class Workload:
     `digest` is the SHA-256 of the prompt file (with Unix line ends), or of the prompts themselves when
     they come from the hub. A limited workload keeps the digest of the whole: together with the number
     of its prompts it says exactly which they are. `available` is the number before any limit.
-    `headline` is the speedup that a summary quotes first.
+    `headline` is the speedup that a summary quotes first. `without_grammar` asks for the same prompts once
+    more without their grammars, a workload whose `twin_of` names this one.
     """
 
     name: str
@@ -35,6 +36,19 @@ class Workload:
     headline: Headline
     available: int
     source: str
+    without_grammar: bool = False
+    twin_of: str | None = None
+
+    def free(self) -> Workload:
+        """Return the same prompts without their grammars, as a workload beside this one."""
+        return replace(
+            self,
+            name=f"{self.name}-free",
+            description=f"{self.name} without its grammars",
+            prompts=tuple(replace(prompt, grammar=None) for prompt in self.prompts),
+            without_grammar=False,
+            twin_of=self.name,
+        )
 
     def limited(self, limit: int) -> Workload:
         """Return a workload of at most `limit` prompts with the same mix of categories.
