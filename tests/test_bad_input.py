@@ -10,7 +10,6 @@ import pytest
 
 from specbench.bench.config import RunConfig
 from specbench.bench.run import run
-from specbench.bench.sampling import parse_sampling
 from specbench.cli import main
 from specbench.errors import UsageError
 
@@ -118,62 +117,6 @@ def test_rules_trees_and_policies_that_do_not_go_together(
     assert_refused(capsys, main(["run", "--target", "nowhere/at/all", "--strategy", strategy]), *words)
 
 
-SETTINGS = [
-    ("stop=x", "cannot read --sampling 'stop=x': expected name=value"),
-    ("stop_type=regex", "cannot read --sampling 'stop_type=regex'"),
-    ("stop_strings=5", "expected a text, or a list of texts"),
-    ('stop_strings={"type": "regex"}', "expected a text, or a list of texts"),
-    ('stop_strings=["a", ""]', "expected strings of at least one character"),
-    ('stop_token_ids=["x"]', "expected a token id, or a list of them"),
-    ("stop_token_ids=1.5", "expected a token id, or a list of them"),
-    ("stop_token_ids=[-1]", "stop_token_ids is (-1,); expected token ids"),
-    ("top_k=1.5", "expected a whole number"),
-    ("top_p=0", "top_p is 0; expected above 0 and at most 1"),
-    ("min_p=much", "is not JSON; expected a number"),
-    ("ignore_eos=3", "expected true or false"),
-    ("repetition_penalty=0", "repetition_penalty is 0; expected above 0"),
-    ("presence_penalty=null", "expected a number"),
-    ("logit_bias=[1]", "expected an object from token ids to numbers"),
-    ('logit_bias={"the": 1}', "expected an object from token ids to numbers"),
-    ('bad_words="abc"', "expected a list of words"),
-    ("bad_words=[[]]", "bad_words is ((),)"),
-    ("min_new_tokens=-1", "min_new_tokens is -1"),
-    ("grammar=choice:[]", "there is nothing to choose from"),
-    ("grammar=regex:(", "unclosed group"),
-    ('grammar=json:{"type": "strin"}', "Invalid type: strin"),
-    ("temperature=1", "is set by --temperature"),
-]
-
-
-@pytest.mark.parametrize(("text", "what"), SETTINGS)
-def test_parameters_without_a_meaning(text: str, what: str) -> None:
-    """Each parameter says what it takes, in one line, before anything is loaded."""
-    with pytest.raises(UsageError) as caught:
-        RunConfig("x", sampling=(text,))
-    assert what in caught.value.message
-    assert "\n" not in caught.value.message
-
-
-def test_parameters_are_read_as_they_are_meant() -> None:
-    """What is right is taken: lists, single values, plain text for a stop string, biases by id."""
-    texts = [
-        "stop_strings=END",
-        "stop_token_ids=[1, 2]",
-        'logit_bias={"7": -1.5}',
-        'bad_words=["a", [3, 4]]',
-        "top_k=5",
-        "ignore_eos=true",
-    ]
-    assert parse_sampling(texts) == {
-        "stop_strings": ["END"],
-        "stop_token_ids": [1, 2],
-        "logit_bias": {"7": -1.5},
-        "bad_words": ["a", [3, 4]],
-        "top_k": 5,
-        "ignore_eos": True,
-    }
-
-
 def test_more_samples_than_rows() -> None:
     """The samples of a prompt are decoded together, so there must be rows for them."""
     with pytest.raises(UsageError, match="--samples 9 of a prompt are decoded together, and --rows is 8"):
@@ -202,7 +145,6 @@ class Silent:
         ("min_new_tokens=2", "min_new_tokens is 2; expected 0 beside a grammar"),
         ('logit_bias={"999999": 1}', "--sampling names token 999999; tiny has"),
         ("stop_token_ids=[888888]", "--sampling names token 888888; tiny has"),
-        ('bad_words=[""]', "bad_words"),
         (r"grammar=regex:[^\x00-\x{10ffff}]", "cannot write any text of it"),
     ],
 )

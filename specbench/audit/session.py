@@ -341,8 +341,8 @@ class _Auditor:
         records: dict[int, RequestRecord] = {}
         rounds: dict[int, list[RoundRecord]] = {request.id: [] for request in requests}
         rows = min(engine.rows, self.subject.rows)
-        policy = self.strategy.policy
-        if (lively := getattr(policy, "lively_batch", None)) is not None:
+        lively = self.strategy.policy.lively_batch
+        if self.speculates and lively is not None:
             rows = min(rows, lively)
         schedule = Schedule(tuple(requests), concurrency=rows, share_prefill=True, record_drafts=True)
         for event in engine.serve(schedule):
@@ -482,7 +482,7 @@ class _Auditor:
             ordinary=generate("ordinary", lambda strategy: strategy),
             with_eos=lambda token: generate(self.name, self.alter, (token,)),
             repeats_ordinary=self.strategy.rule.name == "exact",
-            counter_seeds=getattr(self.strategy.policy, "lively_batch", None) is None,
+            counter_seeds=self.strategy.policy.lively_batch is None,
             text=engine.text if engine.tokenizer is not None else None,
         )
         return contracts.check(subject)

@@ -21,6 +21,7 @@ class Never:
     """A length policy that lets nobody draft; it claims the longest draft of the one in its place."""
 
     stop_below = 0.0
+    lively_batch: int | None = None
 
     def __init__(self, most: int) -> None:
         self.max_length = most
