@@ -38,7 +38,19 @@ from specbench.audit.verdicts import (
     chi_squared_component,
 )
 from specbench.engines.local import LocalEngine
-from specbench.records import Request, RequestRecord, RoundRecord, SamplingParams, Schedule
+from specbench.errors import IdentityViolation
+from specbench.metrics import identities
+from specbench.records import (
+    CellKey,
+    CellRecords,
+    Request,
+    RequestRecord,
+    RoundRecord,
+    SamplingParams,
+    Schedule,
+    Serving,
+    StepRecord,
+)
 from specbench.runtime.events import Finished, Stepped
 from specbench.runtime.protocols import Strategy
 
@@ -53,6 +65,10 @@ SCORED_VALUES = 4_000_000
 PLAN_VOCAB, PLAN_LEAST = 128, 1 / 32
 """What could be found is worked out on every context up to this vocabulary, on a smaller share beyond."""
 CONTROL_TOKENS = 4_000
+CONTRACT_GRAMMAR = "regex:(one|two|three)(, (one|two|three)){2,8}"
+"""Has text that a model would hardly write unasked, and goes on long enough for several rounds."""
+LOGPROB_TOLERANCE = 0.01
+"""In nats; two forwards differ by some 1e-5, and mistakes by whole tenths."""
 FLOAT32_REGRET = 1e-3
 """Two float32 forwards of one model differ by some 1e-5 in a logit; a regret above this is none of that."""
 
@@ -164,11 +180,13 @@ def audit(
     controls: Sequence[Control] = (),
     progress: Progress | None = None,
     stage: Callable[[str], None] = lambda _: None,
+    sequences_only: bool = False,
 ) -> AuditRecord:
     """Audit one strategy and conclude; see `Subject` for what it takes.
 
-    `alter` breaks the strategy on purpose. Without an A/A arm and an injected fault among `controls` the
-    verdict cannot be PASS.
+    `alter` breaks the strategy on purpose. `sequences_only` leaves out contracts, log-probabilities and
+    whole continuations; the verdict is then not PASS. Without an A/A arm and an injected fault among
+    `controls` it cannot be PASS either.
     """
     auditor = _Auditor(subject, name, alter or (lambda strategy: strategy), progress or (lambda _: None))
     began = time.perf_counter()
@@ -176,9 +194,12 @@ def audit(
     auditor.draw()
     seconds = {"decoding": auditor.decoding_s, "scoring": auditor.scoring_s}
     stage(f"{name}: contracts")
-    promised = auditor.keep_contracts()
+    promised: tuple[contracts.ContractResult, ...] = ()
+    if not sequences_only:
+        auditor.check_logprobs()
+        promised = auditor.keep_contracts()
     checked = None
-    if subject.branch_prompts and not auditor.e_process.is_rejected:
+    if subject.branch_prompts and not (sequences_only or auditor.e_process.is_rejected):
         stage(f"{name}: chi-squared")
         checked = auditor.chi_squared()
     result = auditor.conclude(promised, checked, controls, injected)
@@ -265,6 +286,9 @@ class _Auditor:
         self.seeds: dict[tuple[str, int], int] = {}
         self.outputs: dict[tuple[str, int], tuple[int, ...]] = {}
         self.lost = 0
+        self.schedules = 0
+        self.contradictions: list[str] = []
+        self.logprobs: ComponentResult | None = None
         self.numbers = {regime.name: 0 for regime in self.regimes}
         self.decoding_s = self.scoring_s = 0.0
 
@@ -339,6 +363,7 @@ class _Auditor:
         engine = self.subject.engine
         engine.open(self.name, alter=regime.alter)
         records: dict[int, RequestRecord] = {}
+        steps: list[StepRecord] = []
         rounds: dict[int, list[RoundRecord]] = {request.id: [] for request in requests}
         rows = min(engine.rows, self.subject.rows)
         lively = self.strategy.policy.lively_batch
@@ -349,8 +374,10 @@ class _Auditor:
             if isinstance(event, Finished):
                 records[event.record.request] = event.record
             elif isinstance(event, Stepped):
+                steps.append(event.step)
                 for entry in event.rounds:
                     rounds[entry.request].append(entry)
+        self._hold_to_identities(steps, rounds, records)
         self.lost += sum(r.id not in records or records[r.id].error is not None for r in requests)
         for entries in rounds.values():
             regime.drafted += sum(entry.drafted for entry in entries)
@@ -361,6 +388,25 @@ class _Auditor:
             for request in sorted(requests, key=lambda r: r.id)
             if request.id in records
         ]
+
+    def _hold_to_identities(
+        self,
+        steps: Sequence[StepRecord],
+        rounds: Mapping[int, Sequence[RoundRecord]],
+        records: Mapping[int, RequestRecord],
+    ) -> None:
+        """Note where the records of one schedule contradict themselves (METRICS.md, identities)."""
+        key = CellKey("audit", self.subject.sampling.temperature, "closed", self.name)
+        in_order = sorted(
+            (r for listed in rounds.values() for r in listed), key=lambda r: (r.step, r.request)
+        )
+        finished = max((record.finished for record in records.values()), default=0.0)
+        serving = Serving(key, 0, 0, tuple(steps), tuple(in_order), tuple(records.values()), finished)
+        self.schedules += 1
+        try:
+            identities.enforce(CellRecords(key, (serving,)))
+        except IdentityViolation as violation:
+            self.contradictions.append(violation.message)
 
     def _scored(self, regime: _Regime, found: Sequence[_Sequence]) -> Iterator[tuple[_Scored, _Sequence]]:
         """Score whole sequences, one forward for many of one prompt; yield them in order of submission."""
@@ -455,6 +501,31 @@ class _Auditor:
 
     # Other checks
 
+    def check_logprobs(self) -> None:
+        """Compare the log-probabilities that requests are told with those of the reference."""
+        regime = self.regimes[0]
+        asked = replace(self.subject.sampling, logprobs=1, max_new_tokens=GREEDY_TOKENS)
+        plain = Oracle(self.subject.engine.runner.model, SamplingParams(), self.subject.engine.eos_ids)
+        requests = [
+            Request(i, prompt, replace(asked, seed=i), f"logprobs-{i}")
+            for i, prompt in enumerate(self.subject.prompts)
+        ]
+        wrong = tokens = 0
+        for sequence in self.serve(regime, requests):
+            output, told = sequence.record.output_tokens, sequence.record.logprobs
+            for _, logits in plain.rows(sequence.prompt, [output]):
+                raw = logits.double().log_softmax(-1).cpu()
+                processed = self.oracle.law(logits, sequence.prompt, output).log().cpu()
+                for place, token in enumerate(output):
+                    tokens += 1
+                    found = told[place] if told is not None and place < len(told) else None
+                    pairs = [] if found is None else [(found.raw, raw), (found.processed, processed)]
+                    wrong += not pairs or any(
+                        abs(said - float(law[place, token])) > LOGPROB_TOLERANCE for said, law in pairs
+                    )
+        words = f"{wrong} of {tokens} tokens were given another log-probability than the reference's"
+        self.logprobs = ComponentResult("logprobs", wrong > 0, float(wrong), "exact", 0.0, tokens, words)
+
     def keep_contracts(self) -> tuple[contracts.ContractResult, ...]:
         """Try what every decoder owes its callers, with the strategy's own drafter."""
         engine = self.subject.engine
@@ -484,8 +555,15 @@ class _Auditor:
             repeats_ordinary=self.strategy.rule.name == "exact",
             counter_seeds=self.strategy.policy.lively_batch is None,
             text=engine.text if engine.tokenizer is not None else None,
+            grammar=CONTRACT_GRAMMAR if engine.tokenizer is not None else None,
+            parses=self._parses if engine.tokenizer is not None else None,
         )
         return contracts.check(subject)
+
+    def _parses(self, output: Sequence[int]) -> bool:
+        """Whether tokens are a text of the contract's grammar, or the beginning of one."""
+        matcher = self.subject.engine.matcher(CONTRACT_GRAMMAR)
+        return all(matcher.accept(token) for token in output)
 
     def chi_squared(self) -> ChiSquaredVerdict:
         """Compare whole continuations with their exact law."""
@@ -601,7 +679,14 @@ class _Auditor:
         )
 
     def _companions(self) -> list[ComponentResult]:
-        results = [self.collisions.result()]
+        found = len(self.contradictions)
+        words = f"the records of {self.schedules} schedules are consistent"
+        if found:
+            words = f"{found} of {self.schedules} schedules: {self.contradictions[0]}"
+        results = [ComponentResult("identities", found > 0, float(found), "exact", 0.0, 0, words)]
+        results.append(self.collisions.result())
+        if self.logprobs is not None:
+            results.append(self.logprobs)
         if self.regret.mixture.steps:
             results.append(self.regret.result())
         if self.strategy.lossless and self.speculates:

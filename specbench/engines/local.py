@@ -14,7 +14,7 @@ from specbench.records import MemoryRecord, Schedule
 
 if TYPE_CHECKING:
     from specbench.runtime.events import Event
-    from specbench.runtime.grammar import GrammarCompiler
+    from specbench.runtime.grammar import GrammarCompiler, Matcher
     from specbench.runtime.loop import StepLoop
     from specbench.runtime.protocols import Strategy
 
@@ -127,6 +127,13 @@ class LocalEngine:
         """Return the text of tokens, with nothing left out or tidied up."""
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(tokens), **options))  # type: ignore[union-attr]
+
+    def matcher(self, grammar: str) -> Matcher:
+        """Return a matcher at the beginning of a grammar; raises UsageError without a tokenizer."""
+        self._grammars = self._grammars or self._grammar_compiler()
+        if self._grammars is None:
+            raise UsageError("grammars need a tokenizer, and this engine was given none")
+        return self._grammars.matcher(grammar)
 
     def _grammar_compiler(self) -> GrammarCompiler | None:
         from specbench.runtime.grammar import GrammarCompiler

@@ -38,6 +38,7 @@ def render_report(report: Report) -> str:
 
 
 def table_lines(table: Table) -> Iterator[str]:
+    """Yield the lines of a table, without its title and notes."""
     yield _line([_header(column) for column in table.columns])
     yield _line([":--" if column.align == "left" else "--:" for column in table.columns])
     for row in table.rows:

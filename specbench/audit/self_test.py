@@ -1,0 +1,288 @@
+"""Does the audit notice what it should, and nothing else? Every fault and every innocent variant, on a toy.
+
+The toy is a random two-layer model with a vocabulary of 48, through the real engine: seconds per case.
+What needs text (grammars, stop strings) is tried on the bundled pair.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from specbench import registry
+from specbench.audit import faults, session
+from specbench.audit.budget import Budget, Control
+from specbench.audit.reference import Oracle
+from specbench.audit.session import Subject
+from specbench.audit.verdicts import AuditRecord
+from specbench.engines.local import LocalEngine
+from specbench.records import SamplingParams
+
+VOCAB = 48
+CONTEXT = 128
+PROMPTS = (
+    (3, 1, 4, 1, 5, 9, 2, 6, 5, 3),
+    (2, 7, 1),
+    (7, 7, 8, 9, 3, 7, 7, 8, 9, 3, 7, 7),
+    (16, 0, 16, 4),
+    (40, 41, 42, 40, 41, 42, 40),
+)
+TOKENS = 6_000
+"""Scored tokens after which a fault that nothing has noticed is missed."""
+STRATEGIES = 1
+
+Expected = Literal["caught", "acceptance only", "too small", "innocent"]
+
+INNOCENT = (
+    "ordinary",
+    "draft:k=3",
+    "draft:k=3,verify=exact",
+    "draft:k=3,verify=block",
+    "draft:topk=2,depth=3",
+    "draft:topk=2,depth=3,verify=exact",
+    "draft:k=4,policy=ema(warmup=2,interval=2)",
+    "draft:k=4,policy=confidence",
+    "ngram:k=3,min=1",
+    "suffix:k=3,nodes=6,factor=4",
+    "early-exit:layers=1,k=2",
+)
+"""Lossless, and often accused: they must not alarm."""
+
+DRAFT, TREE, NGRAM = "draft:k=3", "draft:topk=2,depth=3", "ngram:k=3,min=1"
+STRATEGY_OF = {
+    "sampled-tree-pruned": TREE,
+    "tree-path-not-compacted": TREE,
+    "state-stale-after-idle-step": NGRAM,
+    "idle-rounds-dropped": NGRAM,
+    "padding-rows-counted": NGRAM,
+}
+"""What a fault is planted in, where it has nothing to break in a chain of drafts."""
+
+SAMPLING_OF: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("temperature", {"temperature": 0.5}),
+    ("top-k", {"top_k": 2}),
+    ("top-p-before-top-k", {"top_k": 4, "top_p": 0.7}),
+    ("top-p", {"top_p": 0.6}),
+    ("min-p", {"min_p": 0.3}),
+    ("repetition-penalty", {"repetition_penalty": 2.0}),
+    ("presence-penalty", {"presence_penalty": 1.5, "frequency_penalty": 1.0}),
+    ("penalties-see", {"frequency_penalty": 1.5}),
+    ("logit-bias", {"logit_bias": ((4, -100.0), (9, 1.5), (7, -1.5))}),
+    ("bad-words", {"bad_words": ((4,), (9, 3), (7,))}),
+    ("q-of-raw-logits", {"temperature": 0.7, "top_k": 4}),
+)
+"""Parameters that a fault needs in order to show, by the beginning of its name."""
+
+NEEDS_TEXT = ("grammar", "drafts-kept", "stop-string")
+CONTRACT_SHOWS = ("contract", "logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One decoder to audit. `fault` is None for an innocent one."""
+
+    fault: str | None
+    strategy: str
+    group: str
+    expected: Expected
+    sampling: Mapping[str, Any]
+    needs_text: bool
+    needs_contracts: bool
+
+    @property
+    def name(self) -> str:
+        """Return the fault, or the strategy of an innocent case."""
+        return self.fault or self.strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a case over its seeds.
+
+    `caught` of `seeds` alarmed; `by` are the tests that did, most often first. `tokens` is the median number
+    of scored tokens at the e-process's alarm, None where that was not what alarmed. `tv` is the median
+    effect per token in the best-fitting direction, `alternative`.
+    """
+
+    case: str
+    group: str
+    strategy: str
+    expected: Expected
+    caught: int
+    seeds: int
+    by: tuple[str, ...]
+    tokens: float | None
+    tv: float | None
+    alternative: str | None
+
+    @property
+    def is_right(self) -> bool:
+        """Whether this is what must be; a fault too small for samples may go either way."""
+        if self.expected == "caught":
+            return self.caught == self.seeds
+        return self.expected == "too small" or self.caught == 0
+
+
+def cases(only: Sequence[str] = ()) -> list[Case]:
+    """List every fault by class, then the innocent; `only` keeps those named."""
+    found = []
+    for name in registry.names("fault"):
+        group, shows = _described(name)
+        expected: Expected = "caught" if shows else "acceptance only"
+        if shows == ("unit tests",):
+            expected = "too small"
+        text = name.startswith(NEEDS_TEXT)
+        found.append(
+            Case(
+                fault=name,
+                strategy=STRATEGY_OF.get(name, DRAFT),
+                group=group,
+                expected=expected,
+                sampling=next((s for start, s in SAMPLING_OF if name.startswith(start)), {}),
+                needs_text=text,
+                needs_contracts=text or bool(set(shows) & set(CONTRACT_SHOWS)),
+            )
+        )
+    order = list(_classes())
+    found.sort(key=lambda case: order.index(case.group) if case.group in order else len(order))
+    found += [Case(None, spec, "innocent", "innocent", {}, False, True) for spec in INNOCENT]
+    return [case for case in found if not only or case.name in only]
+
+
+def _described(name: str) -> tuple[str, tuple[str, ...]]:
+    module = registry.module("fault", name)
+    return str(getattr(module, "CLASS", "other")), tuple(getattr(module, "SHOWS", ("good",)))
+
+
+def _classes() -> Sequence[str]:
+    return get_args(faults.FaultClass)
+
+
+class Bench:
+    """The toy and, where it is needed, the bundled pair; made once."""
+
+    def __init__(self) -> None:
+        self.toy = _toy_engine()
+        self._pair: LocalEngine | None = None
+        self._scales: dict[tuple[bool, tuple[tuple[str, Any], ...]], dict[str, float]] = {}
+
+    @property
+    def pair(self) -> LocalEngine:
+        """Return an engine on the bundled pair."""
+        if self._pair is None:
+            from specbench import models
+
+            target, draft = (models.load(models.resolve(n), dtype="float32") for n in ("tiny", "tiny-draft"))
+            self._pair = LocalEngine(
+                target.model,
+                eos_ids=target.eos_token_ids,
+                draft=draft.model,
+                tokenizer=target.tokenizer,
+                rows=32,
+                width=CONTEXT,
+            )
+        return self._pair
+
+    def subject(self, case: Case, seed: int) -> Subject:
+        """Return what a case is audited on."""
+        engine = self.pair if case.needs_text else self.toy
+        sampling = SamplingParams(**case.sampling)
+        key = (case.needs_text, tuple(sorted(case.sampling.items())))
+        if key not in self._scales:
+            oracle = Oracle(engine.runner.model, sampling)
+            self._scales[key] = session.calibrate_regimes(oracle, PROMPTS)
+        tokens = 200 if case.needs_text else TOKENS
+        return Subject(
+            engine=engine,
+            sampling=sampling,
+            prompts=PROMPTS,
+            branch_prompts=(),
+            budget=Budget("self-test", tokens, 1.0),
+            strategies=STRATEGIES,
+            seed=seed,
+            dtype="float32",
+            scales=self._scales[key],
+        )
+
+
+def _toy_engine() -> LocalEngine:
+    """Return an engine on a random model and a draft that is right about two times in three."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        target = LlamaForCausalLM(config).eval().requires_grad_(False)
+        for name, parameter in target.named_parameters():
+            if "embed" in name:
+                parameter.normal_(0, 0.7)
+            elif parameter.dim() > 1:
+                parameter.mul_(6.0)
+        target.get_output_embeddings().weight.normal_(0, 0.4)
+        draft = LlamaForCausalLM(config).eval().requires_grad_(False)
+        draft.load_state_dict(target.state_dict())
+        for parameter in draft.parameters():
+            if parameter.dim() > 1:
+                parameter.add_(0.2 * float(parameter.std()) * torch.randn(parameter.shape))
+    return LocalEngine(target, eos_ids=(11,), draft=draft, rows=32, width=CONTEXT)
+
+
+def run(
+    chosen: Sequence[Case],
+    *,
+    seeds: int = 1,
+    first_seed: int = 0,
+    on_done: Callable[[Case], None] | None = None,
+) -> Iterator[Outcome]:
+    """Audit every case under every seed; yield what became of each."""
+    bench = Bench()
+    for case in chosen:
+        records = [_audited(bench, case, first_seed + seed) for seed in range(seeds)]
+        if on_done is not None:
+            on_done(case)
+        yield _outcome(case, records)
+
+
+def _audited(bench: Bench, case: Case, seed: int) -> AuditRecord:
+    alter = None if case.fault is None else registry.module("fault", case.fault).alter
+    return session.audit(
+        bench.subject(case, seed),
+        case.strategy,
+        alter=alter,
+        injected=case.fault,
+        controls=[Control("accept-all", expected_alarm=True, alarm=True), Control("A/A", False, False)],
+        sequences_only=not case.needs_contracts,
+    )
+
+
+def _outcome(case: Case, records: Sequence[AuditRecord]) -> Outcome:
+    alarms = [component.name for record in records for component in record.components if component.alarm]
+    found = [record for record in records if record.tokens_at_alarm is not None]
+    effects = [record.effect.tv for record in found if record.effect is not None]
+    return Outcome(
+        case=case.name,
+        group=case.group,
+        strategy=case.strategy,
+        expected=case.expected,
+        caught=sum(any(component.alarm for component in record.components) for record in records),
+        seeds=len(records),
+        by=tuple(sorted(set(alarms), key=lambda name: (-alarms.count(name), name))),
+        tokens=statistics.median(r.tokens_at_alarm for r in found if r.tokens_at_alarm) if found else None,
+        tv=statistics.median(effects) if effects else None,
+        alternative=statistics.mode(record.alternative for record in found) if found else None,
+    )
