@@ -242,20 +242,11 @@ def _toy_engine() -> LocalEngine:
     return LocalEngine(target, eos_ids=(11,), draft=draft, rows=32, width=CONTEXT)
 
 
-def run(
-    chosen: Sequence[Case],
-    *,
-    seeds: int = 1,
-    first_seed: int = 0,
-    on_done: Callable[[Case], None] | None = None,
-) -> Iterator[Outcome]:
+def run(chosen: Sequence[Case], *, seeds: int = 1, first_seed: int = 0) -> Iterator[Outcome]:
     """Audit every case under every seed; yield what became of each."""
     bench = Bench()
     for case in chosen:
-        records = [_audited(bench, case, first_seed + seed) for seed in range(seeds)]
-        if on_done is not None:
-            on_done(case)
-        yield _outcome(case, records)
+        yield _outcome(case, [_audited(bench, case, first_seed + seed) for seed in range(seeds)])
 
 
 def _audited(bench: Bench, case: Case, seed: int) -> AuditRecord:
