@@ -252,7 +252,7 @@ def test_reset_forgets() -> None:
     [
         ("draft:k=4,policy=emma", ["no policy 'emma'", "did you mean 'ema'?"]),
         ("draft:policy=ema(warmpu=20)", ["no option 'warmpu'", "did you mean 'warmup'?"]),
-        ("draft:policy=ema(warmup=soon)", ["warmup=soon is not a int"]),
+        ("draft:policy=ema(warmup=soon)", ["warmup=soon is not a whole number"]),
         ("draft:policy=ema(warmup=-1)", ["policy 'ema(warmup=-1)'", "warmup=-1"]),
         ("draft:policy=ema(interval=0)", ["interval=0"]),
         ("draft:policy=ema(alpha=0)", ["alpha=0.0", "above 0"]),
