@@ -213,6 +213,25 @@ def test_what_a_run_leaves_behind(capsys: Captured) -> None:
     assert capsys.readouterr().out == captured.out
 
 
+def test_a_workload_with_grammars_is_measured_without_them_too(capsys: Captured) -> None:
+    """Its header asks for it: two blocks of one run, and a line that compares acceptance and verification."""
+    rows = [{"id": f"p{i}", "prompt": "abc", "grammar": "regex:[0-9]+"} for i in range(2)]
+    Path("bound.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    header = "prompts: bound.jsonl\nmax_new_tokens: 9\nwithout_grammar: true\n"
+    Path("bound.yaml").write_text(header, encoding="utf-8")
+    assert simulate(workload="bound.yaml") == 0
+    told = capsys.readouterr().out
+    run = document()
+    assert {c["key"]["workload"] for c in run["cells"]} == {"bound", "bound-free"}
+    assert run["config"]["workloads"]["bound-free"]["twin_of"] == "bound"
+    assert "twin_of" not in run["config"]["workloads"]["bound"]
+    assert "bound c=1, T=1, with grammars against without: ordinary (verify" in " ".join(told.split())
+    records = {str(c.key): c for c in RunStore.open(folders()[0]).cells()}
+    for name, grammar in (("bound", "regex:[0-9]+"), ("bound-free", None)):
+        (serving,) = records[f"{name} T=1 c=1 ordinary"].servings
+        assert [request.sampling.grammar for request in serving.requests] == [grammar] * 2
+
+
 class Interrupting:
     """Presses Ctrl-C while the engine serves for the nth time, after its first events."""
 

@@ -371,12 +371,14 @@ def test_an_empty_or_short_draft_is_fine(spec: str, most: int, opened: LocalEngi
 
 @every
 def test_what_is_claimed_is_kept(spec: str, opened: LocalEngine) -> None:
-    """The name is what was typed, a draft is never longer than `max_draft`, and memory is reported."""
+    """The name is what was typed, no draft is deeper than `max_draft` or larger than the lookahead."""
     described = opened.open(spec)
     assert described.name == spec
     served = serve(opened, spec, requests(PROMPTS, max_new_tokens=20), record_drafts=True)
-    assert max(entry.drafted for entry in served.rounds) <= described.max_draft
-    assert opened.memory().lookahead_tokens == described.max_draft
+    assert max(entry.draft_depth for entry in served.rounds) <= described.max_draft
+    assert max(entry.drafted for entry in served.rounds) <= opened.memory().lookahead_tokens
+    assert opened.strategy is not None
+    assert opened.memory().lookahead_tokens == max(described.max_draft, opened.strategy.max_nodes)
     for entry in served.rounds:
         assert all(0 <= token < VOCAB for token in entry.draft_tokens or ())
 

@@ -185,10 +185,9 @@ def test_every_strategy_is_here() -> None:
 
 
 @pytest.mark.parametrize("spec", [*SPECS, *LOSSY])
-@pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_every_output_is_in_its_grammar(spec: str, temperature: float, opened: LocalEngine) -> None:
+def test_every_output_is_in_its_grammar(spec: str, opened: LocalEngine) -> None:
     """In a batch with and without grammars each answer is a text of its own, or begins one."""
-    served = serve(opened, spec, batch(temperature=temperature))
+    served = serve(opened, spec, batch(temperature=1.8))
     assert outside(served) == []
     assert "eos" in served.reasons
     if spec != "ordinary":
@@ -221,8 +220,11 @@ def test_the_naive_oracle_reads_logits_as_they_are() -> None:
 def test_exact_match_is_ordinary_decoding_token_for_token(spec: str, opened: LocalEngine) -> None:
     """Verified by exact match, a strategy emits under one seed what ordinary decoding emits."""
     for sampling in ({}, {"temperature": 1.7, "top_k": 5, "presence_penalty": 0.5}):
-        ordinary = serve(opened, "ordinary", batch(**sampling))
-        assert serve(opened, spec, batch(**sampling)).outputs == ordinary.outputs
+        offered = batch(**sampling)
+        greedy = [replace(r, sampling=replace(r.sampling, temperature=0.0)) for r in offered[::3]]
+        offered[::3] = greedy  # rows with and without random numbers in one batch
+        ordinary = serve(opened, "ordinary", offered)
+        assert serve(opened, spec, offered).outputs == ordinary.outputs
 
 
 @every
@@ -248,9 +250,15 @@ def test_eos_comes_when_the_grammar_is_complete(spec: str, opened: LocalEngine) 
         assert all(output.index(0) == len(output) - 1 for output in served.outputs)
 
 
-@pytest.mark.parametrize("spec", ["ngram:k=3,min=1,verify=rejection", TREES[0] + ",verify=rejection"])
-def test_certain_drafts_that_a_grammar_forbids_are_cut(spec: str, opened: LocalEngine) -> None:
-    """Of copied drafts no forbidden token reaches the target: all recorded ones continue the answer."""
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("spec", ["ngram:k=3,min=1,verify=rejection", *TREES])
+def test_certain_drafts_that_a_grammar_forbids_are_cut(
+    spec: str, temperature: float, opened: LocalEngine
+) -> None:
+    """No forbidden token reaches the target: all recorded ones continue the answer.
+
+    That includes siblings in a tree that stand for nothing, where the grammar allows fewer than there are.
+    """
     cut: list[int] = []
 
     class Counting(StepLoop):
@@ -262,8 +270,8 @@ def test_certain_drafts_that_a_grammar_forbids_are_cut(spec: str, opened: LocalE
             return kept, bits
 
     alter = with_loop(Counting)
-    served = serve(opened, spec, batch(temperature=2.5), record_drafts=True, alter=alter)
-    assert sum(cut) > 20
+    served = serve(opened, spec, batch(temperature=temperature), record_drafts=True, alter=alter)
+    assert sum(cut) > 5
     place: dict[int, int] = {}
     checked = 0
     for entry in served.rounds:
@@ -278,7 +286,7 @@ def test_certain_drafts_that_a_grammar_forbids_are_cut(spec: str, opened: LocalE
         kept, _ = window_masks(matcher, entry.draft_tokens, parents)
         assert len(kept) == entry.drafted
         checked += entry.drafted
-    assert checked > 20
+    assert checked > 10
 
 
 # --- the law of whole outputs -----------------------------------------------------------------
@@ -335,9 +343,12 @@ def wide() -> LocalEngine:
     return engine_for(rows=250)
 
 
-@every
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "exact" not in spec])
 def test_whole_outputs_follow_the_masked_law(spec: str, wide: LocalEngine) -> None:
-    """1,200 answers pass a chi-squared test against the exact law of the target under the grammar."""
+    """1,200 answers pass a chi-squared test against the exact law of the target under the grammar.
+
+    Exact match needs none of its own: it is ordinary decoding token for token.
+    """
     assert_held(drawn(wide, spec))
 
 

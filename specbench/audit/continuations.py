@@ -146,7 +146,7 @@ def draw(
                 drafted += entry.drafted
                 accepted += entry.accepted
                 rejections += entry.rejected
-                full += entry.drafted > 0 and entry.accepted == entry.drafted
+                full += entry.draft_depth > 0 and entry.accepted == entry.draft_depth
         failures += draws - len(outputs)
         results.append(tuple(outputs[i] for i in sorted(outputs)))
     return Drawn(tuple(results), drafted, accepted, rejections, full, failures)

@@ -192,7 +192,13 @@ _TABLE = (
     Definition("decode_steps", "decode steps", "count", "target forwards that only decoded", "neither"),
     Definition("step_s", "step", "seconds", f"{_MEAN_STEP} of wall time", "lower"),
     Definition("draft_s", "draft", "seconds", f"{_MEAN_STEP} of drafting", "lower"),
-    Definition("verify_s", "verify", "seconds", f"{_MEAN_STEP} of the target forward and decision", "lower"),
+    Definition(
+        "verify_s",
+        "verify",
+        "seconds",
+        f"{_MEAN_STEP} of grammar masks, the target forward and the decision",
+        "lower",
+    ),
     Definition("commit_s", "commit", "seconds", f"{_MEAN_STEP} of committing tokens", "lower"),
     Definition("host_s", "host", "seconds", f"{_MEAN_STEP} of what remains of the wall time", "lower"),
     Definition(

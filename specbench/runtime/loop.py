@@ -424,9 +424,10 @@ class StepLoop:
         return [width - len(row.tokens) for row in self.active]
 
     def _constrain(self, window: Window) -> None:
-        """Find what the grammars allow in every row, and take out drafts that they forbid.
+        """Find what the grammars allow in every row, and take out the certain drafts that they forbid.
 
-        Only where q is a point mass is anything forbidden left to take out: drafters mask what they sample.
+        A token that was drawn at random must stay, however hopeless: whether a position is drafted may not
+        depend on its own draw. One that is certain (q = 1) is a function of the text and the draws before.
         """
         matchers = [row.matcher for row in window.rows]
         if not any(matchers):
@@ -438,6 +439,7 @@ class StepLoop:
             if proposal.parents is not None
             else [list(range(-1, proposal.num - 1))] * len(matchers)
         )
+        certain = (proposal.q.prob_of(proposal.tokens) == 1).tolist()
         kept: list[list[int]] = []
         bits: list[Tensor] = []
         for row, matcher in enumerate(matchers):
@@ -447,14 +449,10 @@ class StepLoop:
                 bits.append(torch.empty(0))
                 continue
             nodes, masks = self.grammar_masks(matcher, tokens[row][:offered], parents[row][:offered])
-            kept.append(nodes)
+            kept.append(_uncut(nodes, parents[row][:offered], certain[row]))
             bits.append(masks)
-        if proposal.q.tokens is not None and any(
-            len(nodes) < offered for nodes, offered in zip(kept, proposal.offered, strict=True)
-        ):
-            window.proposal = _cut(proposal, tokens, parents, kept)
-        else:
-            kept = [list(range(offered)) for offered in proposal.offered]
+        if any(len(nodes) < offered for nodes, offered in zip(kept, proposal.offered, strict=True)):
+            window.proposal = _cut(proposal, parents, kept)
         allowed = torch.ones(len(matchers), window.proposal.num + 1, vocab, dtype=torch.bool)
         for row, (nodes, masks) in enumerate(zip(kept, bits, strict=True)):
             if matchers[row] is not None:
@@ -766,19 +764,34 @@ def _depth(parents: Sequence[int]) -> int:
     return max(depths, default=0)
 
 
-def _cut(
-    proposal: Proposal, tokens: list[list[int]], parents: list[list[int]], kept: list[list[int]]
-) -> Proposal:
-    """Return a proposal of certain tokens with the kept nodes only; with a node its descendants go."""
-    nodes = [[tokens[row][node] for node in its] for row, its in enumerate(kept)]
-    device = proposal.tokens.device
+def _uncut(allowed: Sequence[int], parents: Sequence[int], certain: Sequence[bool]) -> list[int]:
+    """Return the nodes that stay: all but certain ones that a grammar forbids, and what hangs under those."""
+    fine = {-1, *allowed}
+    cut: set[int] = set()
+    for node, parent in enumerate(parents):
+        if parent in cut or (node not in fine and parent in fine and certain[node]):
+            cut.add(node)
+    return [node for node in range(len(parents)) if node not in cut]
+
+
+def _cut(proposal: Proposal, parents: list[list[int]], kept: list[list[int]]) -> Proposal:
+    """Return a proposal with the kept nodes only; with a node its descendants go."""
+    device, counts = proposal.tokens.device, [len(nodes) for nodes in kept]
+    if not any(counts):
+        return Proposal.empty(len(kept), device)
+    places = padded(kept, device)
+    tokens, q = proposal.tokens.gather(1, places), proposal.q
+    if q.probs is not None:
+        law = Distribution.dense(q.probs.gather(1, places[..., None].expand(-1, -1, q.probs.shape[-1])))
+    else:
+        law = Distribution.point(tokens)
     if proposal.parents is None:
-        return Proposal.certain(nodes, device)
+        return Proposal.chains(tokens, counts, law)
     renamed = [
-        [its.index(parent) if (parent := parents[row][node]) >= 0 else -1 for node in its]
-        for row, its in enumerate(kept)
+        [nodes.index(parent) if (parent := parents[row][node]) >= 0 else -1 for node in nodes]
+        for row, nodes in enumerate(kept)
     ]
-    return Proposal.certain_trees(nodes, renamed, device)
+    return Proposal.trees(tokens, padded(renamed, device), counts, law)
 
 
 def _logprobs(
