@@ -27,7 +27,7 @@ types: $(STAMP)
 	$(PY) -m mypy
 
 test: $(STAMP) ## everything but what needs the real model, an engine or a GPU
-	$(PY) -m pytest -m "not model and not engine and not gpu"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile -m "not model and not engine and not gpu"
 
 model: $(STAMP) ## what needs the real model
 	$(PY) -m pytest -m "model and not gpu"
@@ -44,7 +44,7 @@ $(LOWER)/.installed: pyproject.toml tools/lower_bounds.py
 
 # The tests that meet a dependency. Old releases use what newer ones beneath them have deprecated.
 lower: $(LOWER)/.installed ## what meets a dependency, with the oldest releases supported
-	$(LOWER)/bin/python -m pytest -q -m "not model and not engine and not gpu" -W ignore::DeprecationWarning \
+	OMP_NUM_THREADS=1 $(LOWER)/bin/python -m pytest -q -n auto --dist loadfile -m "not model and not engine and not gpu" -W ignore::DeprecationWarning \
 	  $(addprefix tests/test_,$(addsuffix .py,cache chi_squared cli decoding_processing doctor draft environment \
 	  grammar loop models pair probe reference report stats store tiny trace workloads))
 
