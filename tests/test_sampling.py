@@ -62,10 +62,11 @@ def test_a_setting_reaches_the_request(text: str, name: str, value: Any) -> None
 
 def test_settings_add_up_and_the_request_goes_first() -> None:
     """Several settings make one set; what a request has of its own replaces what was asked for."""
-    asked = parse_sampling(["top_k=5", "grammar=regex:[0-9]+", "min_new_tokens=20"])
+    asked = parse_sampling(["top_k=5", "grammar=regex:[0-9]+"])
     built = build_sampling(asked, encode=letters, max_new_tokens=9, grammar='choice:["a"]', seed=3)
     assert (built.top_k, built.grammar, built.seed) == (5, 'choice:["a"]', 3)
-    assert built.min_new_tokens == 9  # a prompt with a shorter answer is not refused
+    least = build_sampling(parse_sampling(["min_new_tokens=20"]), encode=letters, max_new_tokens=9)
+    assert least.min_new_tokens == 9  # a prompt with a shorter answer is not refused
 
 
 REFUSED = [
@@ -212,7 +213,7 @@ def test_a_share_of_the_capacity_counts_prompts(prompts: Path, capsys: Captured)
         (["--sampling", "stop_token_ids=24"], "names token 24;"),
         (["--sampling", 'logit_bias={"99": 1}'], "names token 99;"),
         (["--sampling", "grammar=regex:[0-9]"], "grammar"),
-        (["--sampling", "grammar=regex:[0-9]", "--sampling", "min_new_tokens=2"], "under a grammar"),
+        (["--sampling", "grammar=regex:[0-9]", "--sampling", "min_new_tokens=2"], "beside a grammar"),
         (["--samples", "0"], "--samples: expected 1 or more"),
         (["--samples", "9", "--rows", "8"], "--samples 9 of a prompt are decoded together, and --rows is 8"),
     ],
