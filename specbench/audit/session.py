@@ -737,7 +737,8 @@ def _tested(
             _tree_coins(entry, output, place, p, q, coins, is_exact=rule == "exact")
         else:
             tokens, claimed = entry.draft_tokens or (), entry.draft_probs or ()
-            for i in range(min(entry.accepted + entry.rejected, len(output) - place)):
+            # Records that count more than was offered are for the identities to find.
+            for i in range(min(entry.accepted + entry.rejected, len(tokens), len(output) - place)):
                 coins[0].append(i < entry.accepted)
                 coins[1].append(float(p[place + i, tokens[i]]))
                 coins[2].append(1.0 if rule == "exact" else claimed[i])
@@ -800,7 +801,7 @@ def _claims(rounds: Sequence[RoundRecord], q: Tensor) -> tuple[np.ndarray[Any, A
     for entry in rounds:
         drafted = entry.draft_tokens or ()
         if entry.draft_parents is None:
-            for i in range(min(entry.accepted + entry.rejected, len(q) - place)):
+            for i in range(min(entry.accepted + entry.rejected, len(drafted), len(q) - place)):
                 rows.append(place + i)
                 tokens.append(drafted[i])
         place += entry.emitted

@@ -16,7 +16,7 @@ Source = Literal["alias", "directory", "gguf", "hub"]
 
 _BUNDLED = {"tiny": "target", "tiny-draft": "draft"}
 _ALIASES = {
-    "tiny": "the bundled target: 8 layers, trained on the Python standard library; no download",
+    "tiny": "the bundled target: 12 layers, trained on the Python standard library; no download",
     "tiny-draft": "the bundled draft: one layer, distilled from tiny; no download",
     "smollm2": smollm2.DESCRIPTION,
 }
