@@ -62,22 +62,21 @@ class Budget:
     """Scored tokens per strategy, over its regimes together, and what they promise to find.
 
     `promised_tv` is the largest that the smallest detectable TV of a systematic direction may be.
-    `extra_draws` are drawn after each of `extra_prompts` for the chi-squared test.
+    `continuation_tv` is what the chi-squared test of continuations is to find, with probability .99.
     """
 
     name: str
     tokens: int
     promised_tv: float
-    extra_prompts: int = 0
-    extra_draws: int = 0
+    continuation_tv: float = 0.05
 
 
 BUDGETS: Mapping[str, Budget] = {
     budget.name: budget
     for budget in (
-        Budget("quick", 15_000, 0.04),
+        Budget("quick", 15_000, 0.04, continuation_tv=0.1),
         Budget("standard", 60_000, 0.02),
-        Budget("deep", 150_000, 0.013, extra_prompts=5, extra_draws=20_000),
+        Budget("deep", 150_000, 0.013, continuation_tv=0.015),
     )
 }
 

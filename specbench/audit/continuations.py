@@ -52,6 +52,7 @@ class Plan:
     draws: tuple[int, ...]
     laws: tuple[ExpectedTable, ...]
     alpha: float
+    detectable_tv: float = DETECTABLE_TV
 
 
 SamplingOf = Callable[[int, int], SamplingParams]
@@ -63,7 +64,14 @@ def sampling(horizon: int, seed: int = 0) -> SamplingParams:
     return SamplingParams(temperature=1.0, top_k=TOP_K, seed=seed, max_new_tokens=horizon)
 
 
-def plan(oracle: Oracle, prompts: Sequence[tuple[int, ...]], *, max_draft: int, alpha: float) -> Plan:
+def plan(
+    oracle: Oracle,
+    prompts: Sequence[tuple[int, ...]],
+    *,
+    max_draft: int,
+    alpha: float,
+    detectable_tv: float = DETECTABLE_TV,
+) -> Plan:
     """Fix the number of draws from the law alone.
 
     Args:
@@ -71,6 +79,7 @@ def plan(oracle: Oracle, prompts: Sequence[tuple[int, ...]], *, max_draft: int, 
         prompts: branch prompts as token ids.
         max_draft: the longest draft of the strategy, k.
         alpha: this strategy's share of the run's error budget.
+        detectable_tv: the distance that is to be found with probability .99.
     """
     horizon = max_draft + 3
     # Pooling joins whatever is rarer than its share, so branches far below that need not be told apart.
@@ -80,10 +89,10 @@ def plan(oracle: Oracle, prompts: Sequence[tuple[int, ...]], *, max_draft: int, 
         cells = [_cells(law, each) for law in laws]
         # A prompt with one cell tests nothing but the support: its draws do not count.
         tested = sum(number > 1 for number in cells)
-        needed = stats.draws_needed(DETECTABLE_TV, sum(cells) - len(cells), alpha) if tested else 0
+        needed = stats.draws_needed(detectable_tv, sum(cells) - len(cells), alpha) if tested else 0
         if each * tested >= _MARGIN * needed:
             draws = tuple(each if number > 1 else FEWEST_DRAWS for number in cells)
-            return Plan(horizon, draws, tuple(laws), alpha)
+            return Plan(horizon, draws, tuple(laws), alpha, detectable_tv)
         each = max(each + 50, int(_MARGIN * needed / tested) + 1)
 
 
@@ -171,7 +180,7 @@ def verdict(
             generator=np.random.default_rng(seed),
             minimum_expected=minimum_expected(max(plan.draws)),
         )
-    word, reason = _decide(opened, drawn, result)
+    word, reason = _decide(opened, drawn, result, plan.detectable_tv)
     return ChiSquaredVerdict(
         strategy=opened.name,
         verdict=word,
@@ -200,7 +209,9 @@ def verdict(
     )
 
 
-def _decide(opened: Opened, drawn: Drawn, result: ChiSquaredResult | None) -> tuple[Verdict, str]:
+def _decide(
+    opened: Opened, drawn: Drawn, result: ChiSquaredResult | None, detectable_tv: float
+) -> tuple[Verdict, str]:
     if result is None:
         return "INCONCLUSIVE", f"{drawn.failures} requests failed, and that may depend on what they said"
     if not opened.lossless:
@@ -216,8 +227,8 @@ def _decide(opened: Opened, drawn: Drawn, result: ChiSquaredResult | None) -> tu
     if opened.max_draft and not (drawn.accepted and (drawn.rejections or drawn.fully_accepted)):
         return "INCONCLUSIVE", "no draft token was accepted, so acceptance was not tested"
     smallest = result.smallest_detectable_tv
-    if smallest is None or smallest > DETECTABLE_TV:
-        return "INCONCLUSIVE", f"too few draws to find a TV distance of {DETECTABLE_TV:g}"
+    if smallest is None or smallest > detectable_tv:
+        return "INCONCLUSIVE", f"too few draws to find a TV distance of {detectable_tv:g}"
     return "PASS", f"p = {result.p_value:.2g}; a TV distance of {smallest:.3f} would have been found"
 
 
@@ -231,6 +242,7 @@ def check(
     alpha: float,
     seed: int,
     dtype: str,
+    detectable_tv: float = DETECTABLE_TV,
     alter: Callable[[Strategy], Strategy] | None = None,
     injected: str | None = None,
     on_plan: Callable[[str, Plan], None] | None = None,
@@ -247,6 +259,7 @@ def check(
         alpha: each strategy's share of the run's error budget.
         seed: of the draws and of the Monte Carlo p-value.
         dtype: printed beside the verdict; exact only in float32.
+        detectable_tv: see `plan`.
         alter: breaks strategies on purpose.
         injected: the name of that fault, for the verdict.
         on_plan: told what is going to be drawn.
@@ -259,7 +272,11 @@ def check(
         if opened.max_draft not in plans:
             horizon = opened.max_draft + 3
             plans[opened.max_draft] = plan(
-                oracle_for(horizon), prompts, max_draft=opened.max_draft, alpha=alpha
+                oracle_for(horizon),
+                prompts,
+                max_draft=opened.max_draft,
+                alpha=alpha,
+                detectable_tv=detectable_tv,
             )
         planned = plans[opened.max_draft]
         if on_plan is not None:

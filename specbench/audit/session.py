@@ -55,7 +55,7 @@ from specbench.runtime.events import Finished, Stepped
 from specbench.runtime.protocols import Strategy
 
 OWN = "own"
-BATCH = 32
+BATCH = 64
 """Sequences that one regime decodes before the next takes its turn."""
 OUTPUT_TOKENS = 32
 """The most tokens of one sequence: several rounds, and cheap to score."""
@@ -67,6 +67,7 @@ PLAN_VOCAB, PLAN_LEAST = 128, 1 / 32
 CONTROL_TOKENS = 4_000
 CONTRACT_GRAMMAR = "regex:(one|two|three)(, (one|two|three)){2,8}"
 """Has text that a model would hardly write unasked, and goes on long enough for several rounds."""
+CONTRACT_PROMPTS = 3
 LOGPROB_TOLERANCE = 0.01
 """In nats; two forwards differ by some 1e-5, and mistakes by whole tenths."""
 FLOAT32_REGRET = 1e-3
@@ -529,7 +530,7 @@ class _Auditor:
     def keep_contracts(self) -> tuple[contracts.ContractResult, ...]:
         """Try what every decoder owes its callers, with the strategy's own drafter."""
         engine = self.subject.engine
-        prompts = tuple(sorted(self.subject.prompts, key=len)[:4])
+        prompts = tuple(sorted(self.subject.prompts, key=len)[:CONTRACT_PROMPTS])
 
         def generate(spec: str, alter: Alter, eos: Sequence[int] | None = None) -> contracts.Generate:
             def serve(requests: Sequence[Request]) -> list[RequestRecord]:
@@ -582,6 +583,7 @@ class _Auditor:
                 alpha=subject.level("chi-squared"),
                 seed=subject.seed + 1,
                 dtype=subject.dtype,
+                detectable_tv=subject.budget.continuation_tv,
                 alter=self.alter,
             )
         )
