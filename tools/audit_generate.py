@@ -98,8 +98,8 @@ class Case:
     broken: str | None = None
 
 
-def cases(decoder: Any, assistant: Any) -> Iterator[Case]:
-    """Yield what is audited."""
+def cases(decoder: Any, assistant: Any, adaptive: Any) -> Iterator[Case]:
+    """Yield what is audited. The draft length of `adaptive` follows what was accepted, over calls too."""
     lookup = CertainLaw(ngram.NgramDrafter(ngram.Options(k=LOOKUP, min=1, max=2), torch.device("cpu")))
     for temperature in (1.0, 0.0):
         yield Case(
@@ -114,6 +114,12 @@ def cases(decoder: Any, assistant: Any) -> Iterator[Case]:
             temperature,
             lookup,
         )
+    yield Case(
+        "`assistant_model`, heuristic schedule, no confidence threshold",
+        Generate(decoder, {"assistant_model": adaptive}),
+        1.0,
+        adaptive,
+    )
     yield Case(
         "`assistant_model`, `assistant_ensemble_weight=0.8`",
         Generate(decoder, {"assistant_model": assistant, "assistant_ensemble_weight": 0.8}),
@@ -175,10 +181,13 @@ def main() -> None:
     # Two copies of the target: nothing that `generate` leaves in its own can reach the reference.
     reference = models.load("tiny", dtype="float32")
     decoder = models.load("tiny", dtype="float32").model
-    assistant = models.load("tiny-draft", dtype="float32").model
+    assistant, adaptive = (models.load("tiny-draft", dtype="float32").model for _ in range(2))
+    adaptive.generation_config.num_assistant_tokens = 4
+    adaptive.generation_config.num_assistant_tokens_schedule = "heuristic"
+    adaptive.generation_config.assistant_confidence_threshold = 0.0
 
     lines, words, wrong = [], [], []
-    for case in cases(decoder, assistant):
+    for case in cases(decoder, assistant, adaptive):
         result = audit(
             case.generate,
             reference.model,

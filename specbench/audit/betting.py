@@ -107,7 +107,7 @@ def smallest_share(steps: int, null_rate: float, alpha: float, power: float = 0.
     would be noticed.
 
     >>> round(smallest_share(1000, 1e-4, 1e-3), 4)
-    0.0084
+    0.01
     """
     from scipy import stats  # takes half a second
 

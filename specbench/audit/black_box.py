@@ -40,6 +40,8 @@ Progress = Callable[[int, int], None]
 
 Text = tuple[int, ...]
 STREAM = "outputs"
+STREAMS = 8
+"""Uses of random numbers of the reference's own."""
 CONTROL_TOKENS = 4_000
 CONTROL_ROWS = 128
 """Outputs drawn by the reference at a time: prompts of one length share a batch."""
@@ -412,7 +414,7 @@ class Auditor:
             greedy = Greedy(subject, alpha)
             asked = replace(subject.sampling, temperature=0.0)
             tokens = subject.budget.tokens if subject.is_greedy else subject.budget.tokens // GREEDY_PART
-            self._spend(greedy, self._extended(subject.seed + 6), asked, tokens)
+            self._spend(greedy, self._extended(0), asked, tokens)
             if self.broken is None:
                 controls += self._greedy_controls(alpha)
         return self._conclude(sampled, greedy, controls)
@@ -433,6 +435,10 @@ class Auditor:
             evidence.take(asked, outputs)
             subject.progress(evidence.tokens, tokens)
 
+    def _sampler(self, oracle: Oracle, stream: int) -> PlainSampler:
+        """Return a sampler with random numbers that no other use has, in this audit or under another seed."""
+        return PlainSampler(oracle, self.subject.seed * STREAMS + stream)
+
     # Prompts
 
     def _repeated(self) -> Iterator[Text]:
@@ -440,9 +446,9 @@ class Auditor:
         while True:
             yield from self.subject.prompts
 
-    def _extended(self, seed: int) -> Iterator[Text]:
+    def _extended(self, stream: int) -> Iterator[Text]:
         """Yield prompts, then prompts continued by the reference, each time anew."""
-        sampler = PlainSampler(self.oracle, seed)
+        sampler = self._sampler(self.oracle, stream)
         while True:
             for length in EXTENSIONS:
                 grown = sampler.draw(self.subject.prompts, length)
@@ -462,7 +468,7 @@ class Auditor:
 
     def _noise(self) -> float:
         """Set the noise of the synthetic draft on outputs that are not audited."""
-        sampler = PlainSampler(self.oracle, self.subject.seed + 1)
+        sampler = self._sampler(self.oracle, 1)
         prompts = (self.subject.prompts * WARM_UP)[:MOST_WARM_UP]
         drawn = sampler.draw(prompts, WARM_UP)
         rows = [next(self.oracle.rows(p, [o]))[1] for p, o in zip(prompts, drawn, strict=True)]
@@ -480,8 +486,8 @@ class Auditor:
         """Judge the reference's own sampling, as asked and too hot, as if a decoder had drawn it."""
         subject, sampling = self.subject, self.subject.sampling
         hotter = replace(sampling, temperature=HOTTER * sampling.temperature)
-        honest = PlainSampler(self.oracle, subject.seed + 2)
-        hot = PlainSampler(Oracle(subject.model, hotter, subject.ends), subject.seed + 3)
+        honest = self._sampler(self.oracle, 2)
+        hot = self._sampler(Oracle(subject.model, hotter, subject.ends), 3)
         same, other = (Sampled(subject, self.oracle, law) for _ in range(2))
         return [
             Control("plain sampling", False, self._control(same, honest, self._repeated())),
@@ -497,18 +503,18 @@ class Auditor:
         subject = self.subject
         same, other = Greedy(subject, alpha), Greedy(subject, alpha)
         asked = replace(subject.sampling, temperature=0.0)
-        honest = PlainSampler(Oracle(subject.model, asked, subject.ends), subject.seed + 8)
-        sampling = PlainSampler(self.oracle, subject.seed + 9)
+        honest = self._sampler(Oracle(subject.model, asked, subject.ends), 4)
+        sampling = self._sampler(self.oracle, 5)
         return [
             Control(
                 "plain greedy decoding",
                 False,
-                self._control(same, honest, self._extended(subject.seed + 10)),
+                self._control(same, honest, self._extended(6)),
             ),
             Control(
                 "sampling instead of greedy",
                 True,
-                self._control(other, sampling, self._extended(subject.seed + 11)),
+                self._control(other, sampling, self._extended(7)),
             ),
         ]
 

@@ -96,7 +96,7 @@ class LosslessResult:
             interval = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
             parts.append(f"TV at least {self.effect.tv:.2f}{interval} per token ({self.effect.direction})")
         parts.append(
-            f"audited {self.tokens} tokens of {self.sequences} outputs to {self.prompts} prompts, "
+            f"Audited {self.tokens} tokens of {self.sequences} outputs to {self.prompts} prompts, "
             f"budget {self.budget}; {self.speculation}"
         )
         return ". ".join(parts) + "."
