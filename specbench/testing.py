@@ -86,11 +86,11 @@ def audit(
 
     Its outputs are scored whole, the first token and EOS included, in the order of the prompts, by plain
     float32 forwards of the target. Each output counts, however it came about. At temperature above 0 an
-    e-process bets on some 35 ways of being wrong, and others watch for tokens outside the support and for
-    requests that share random numbers. At temperature 0 every token's distance from the largest logit is
-    judged, and the first difference from ordinary greedy decoding is a near-tie or real. Two streams that
-    the reference draws itself are judged as well: plain sampling must not alarm, sampling at 1.5 times the
-    temperature must.
+    e-process bets on some 35 ways of being wrong, and others watch for tokens outside the support, for
+    requests that share random numbers, and for continuations that come more often than they should. At
+    temperature 0 every token's distance from the largest logit is judged, and the first difference from
+    ordinary greedy decoding is a near-tie or real. Two streams that the reference draws itself are judged as
+    well: plain sampling must not alarm, sampling at 1.5 times the temperature must.
 
     PASS means that a systematic deviation of the budget's size would have been found, on these prompts. A
     deviation without a system, and one that other prompts or longer outputs would show, may remain. It does
@@ -106,7 +106,8 @@ def audit(
         sampling: temperature 1 and nothing else by default. Its seed and length are set here.
         budget: "quick", "standard", "deep", or a number of scored tokens, which then promises to find a TV of
             .04 (15,000 / tokens)^.5 per token.
-        draft: the draft model, so that bets on its tokens are exact; a synthetic one by default.
+        draft: the draft model (or a `DraftLaw`), so that bets on its tokens are exact. By default a synthetic
+            one stands in, which finds faults of verification only when they are large: give it where you can.
         greedy: audit temperature 0 as well, with a quarter of the tokens.
         max_new_tokens: of each output. It must exceed the longest draft by 3.
         eos_ids: what ends an output; those of the target's generation configuration by default.

@@ -236,6 +236,15 @@ def test_broken_decoder_fails(decoder: Any, asked: SamplingParams, named: str) -
     assert named in result.message
 
 
+def test_large_fault_is_found_without_the_draft() -> None:
+    """Drafts accepted untested are found though the draft is unknown, and directions of a stand-in say so."""
+    result = audited(Speculative(accept_all), draft=None, budget=6_000)
+    assert result.verdict == "FAIL"
+    assert "continuations" in result.reasons[0] or "e-process" in result.reasons[0]
+    assert "draft-mix (stand-in draft)" in result.detectable
+    assert "temper-hot" in result.detectable
+
+
 def test_greedy_difference_is_classed() -> None:
     """The first differences of a decoder that samples instead are real, and the first is shown."""
     result = audited(Ordinary(temperature=1.0), SamplingParams(temperature=0.0), budget=600)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from specbench.audit import regimes
-from specbench.audit.alternatives import Plan, Scores
+from specbench.audit.alternatives import DIRECTIONS, Plan, Scores
 from specbench.audit.betting import smallest_share
 from specbench.audit.budget import Budget, Control, Speculation, alpha_for, combine
 from specbench.audit.collisions import Collisions
@@ -27,6 +27,7 @@ from specbench.audit.e_process import EProcess, sequence_numbers
 from specbench.audit.greedy_regret import NULL_RATE, GreedyRegret, Tolerance, divergence, regrets
 from specbench.audit.lossless_result import GreedyFindings, LosslessResult
 from specbench.audit.plain_sampling import PlainSampler
+from specbench.audit.recollection import Recollection
 from specbench.audit.reference import Oracle, adjusted
 from specbench.audit.session import FLOAT32_REGRET, PLAN_LEAST, PLAN_VOCAB
 from specbench.audit.support import Margin, zones
@@ -209,6 +210,7 @@ class Sampled:
         every = min(int(1 / PLAN_LEAST), max(1, subject.vocab // PLAN_VOCAB))
         self.e_process = EProcess({STREAM: True}, alpha=subject.level("e-process"), plan_every=every)
         self.collisions = Collisions(subject.level("collisions"))
+        self.recollection = Recollection(subject.level("chi-squared"))  # which it stands in for
         self.margin = Margin(subject.level("support"))
         self.sequences = 0
 
@@ -220,12 +222,13 @@ class Sampled:
     @property
     def alarm(self) -> bool:
         """Whether any test has alarmed."""
-        return self.e_process.is_rejected or self.collisions.mixture.alarm or self.margin.mixture.alarm
+        companions = (self.collisions, self.recollection, self.margin)
+        return self.e_process.is_rejected or any(test.mixture.alarm for test in companions)
 
     def take(self, prompts: Sequence[Text], outputs: Sequence[Text]) -> None:
         """Judge outputs in the order of their submission; forwards are shared by those of one prompt."""
         scores: dict[int, Scores] = {}
-        log_p: dict[int, float] = {}
+        chosen: dict[int, list[float]] = {}
         zone: dict[int, np.ndarray[Any, Any]] = {}
         plan = self.e_process.alternatives(STREAM).empty_plan()
         waiting: list[tuple[int, Tensor, Tensor]] = []
@@ -243,7 +246,7 @@ class Sampled:
                 place = places[index]
                 p = self.oracle.law(logits, prompt, outputs[place]).cpu()
                 q = self.law.laws(prompt, outputs[place], logits, p).cpu()
-                log_p[place], zone[place] = self._whole(prompt, outputs[place], logits, p)
+                chosen[place], zone[place] = self._chosen(prompt, outputs[place], logits, p)
                 waiting.append((place, p, q))
                 if sum(law.numel() for _, law, _ in waiting) > WAITING_VALUES:
                     plan = plan + score()
@@ -253,7 +256,10 @@ class Sampled:
         together = Scores(*(np.concatenate([getattr(s, n) for s in ordered]) for n in Scores.__slots__))
         self.e_process.update(STREAM, together, self.sequences + numbers, offsets, plan)
         for place, output in enumerate(outputs):
-            self.collisions.add(prompts[place], output, log_p[place])
+            likelihoods = chosen[place]
+            log_p = math.fsum(map(math.log, likelihoods)) if all(likelihoods) else -math.inf
+            self.collisions.add(prompts[place], output, min(0.0, log_p))
+            self.recollection.add(prompts[place], output, likelihoods)
             self.margin.add(zone[place])
         self.sequences += len(outputs)
 
@@ -267,16 +273,15 @@ class Sampled:
         ]
         return parts, alternatives.plan(p[::every], q[::every])
 
-    def _whole(
+    def _chosen(
         self, prompt: Text, output: Text, logits: Tensor, p: Tensor
-    ) -> tuple[float, np.ndarray[Any, Any]]:
-        """Return an output's log probability, and the zone of each of its tokens."""
-        chosen = p.gather(1, torch.tensor(output)[:, None]).squeeze(1)
-        log_p = min(0.0, float(chosen.log().sum())) if bool((chosen > 0).all()) else -math.inf
+    ) -> tuple[list[float], np.ndarray[Any, Any]]:
+        """Return the probability of each token of an output, and its zone."""
+        chosen: list[float] = p.gather(1, torch.tensor(output)[:, None]).squeeze(1).tolist()
         zone = np.ones(len(output), dtype=np.int8)
-        for place in (chosen <= 0).nonzero().flatten().tolist():
+        for place in (place for place, probability in enumerate(chosen) if probability <= 0):
             zone[place] = self._zone(logits[place], prompt, output[:place])[output[place]]
-        return log_p, zone
+        return chosen, zone
 
     def _zone(self, logits: Tensor, prompt: Text, before: Text) -> np.ndarray[Any, Any]:
         """Say of every token how sure it is that it cannot be emitted `[vocab]`; see `support.zones`."""
@@ -307,7 +312,7 @@ class Sampled:
         own = ComponentResult(
             "e-process", found.is_rejected, found.log_supremum, "log e", found.alpha, found.tokens, words
         )
-        return [self.collisions.result(), self.margin.result(), own]
+        return [self.collisions.result(), self.margin.result(), own, self.recollection.result()]
 
 
 class Greedy:
@@ -545,7 +550,7 @@ class Auditor:
         detectable: dict[str, float | None] = {}
         if sampled is not None:
             found = sampled.e_process.result().detectable
-            detectable = {name: _reached(d) for name, d in found.items() if d is not None}
+            detectable = {self._shown(name): _reached(d) for name, d in found.items() if d is not None}
         if greedy is not None:
             detectable["wrong greedy token"] = smallest_share(greedy.tokens, NULL_RATE, greedy.alpha)
         proof, words = self._speculation()
@@ -559,7 +564,9 @@ class Auditor:
             smallest_detectable=detectable,
             promised_tv=subject.budget.promised_tv,
         )
-        decisive = next((c for c in components if c.alarm and c.kind == "log e"), components[-1])
+        alarms = [c for c in components if c.alarm and c.kind == "log e"]
+        primary = [c for c in components if c.name in ("e-process", "greedy regret")]
+        decisive = (alarms or primary)[0]
         e_found = sampled.e_process.result() if sampled is not None else None
         effect = e_found.regimes[0].effect if e_found is not None else None
         return LosslessResult(
@@ -584,6 +591,11 @@ class Auditor:
             speculation=words,
             speculation_proved=None if proof is None else proof.missing is None,
         )
+
+    def _shown(self, direction: str) -> str:
+        """Return a direction's name, marked where the draft it is about only stands in for the real one."""
+        needs_draft = next(d.needs_draft for d in DIRECTIONS if d.name == direction)
+        return f"{direction} (stand-in draft)" if needs_draft and self.subject.draft is None else direction
 
     def _speculation(self) -> tuple[Speculation | None, str]:
         """Return what the caller says about drafts, and in words."""
