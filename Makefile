@@ -40,7 +40,8 @@ lower: pyproject.toml
 	$(LOWER)/bin/python -m pip install --quiet --editable ".[dev]" "transformers==5.17.*"
 	$(LOWER)/bin/python -m pytest -q -m "not model and not engine and not gpu" tests/test_cache.py \
 	  tests/test_loop.py tests/test_probe.py tests/test_conformance.py tests/test_draft.py \
-	  tests/test_reference.py tests/test_tiny.py tests/test_decoding_processing.py tests/test_models.py
+	  tests/test_reference.py tests/test_tiny.py tests/test_decoding_processing.py tests/test_models.py \
+	  tests/test_testing.py
 
 format: $(STAMP)
 	$(PY) -m ruff format .

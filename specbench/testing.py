@@ -131,6 +131,11 @@ def audit(
             "stop strings and grammars depend on text, which is not scored",
             hint="leave them out of `sampling`",
         )
+    if draft is not None and not hasattr(draft, "laws") and not hasattr(draft, "config"):
+        raise UsageError(
+            f"the draft is a {type(draft).__name__}; expected a causal language model of transformers",
+            hint="leave it out where the drafter is no model",
+        )
     if not 0 < alpha < 1 or batch_size < 1:
         raise UsageError(f"alpha is {alpha}, batch_size {batch_size}; expected 0 to 1, and 1 or more")
     if max_new_tokens < FEWEST_NEW_TOKENS:

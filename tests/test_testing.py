@@ -343,6 +343,7 @@ def test_a_missing_output_is_refused() -> None:
         ({"max_new_tokens": 4}, "fully accepted round"),
         ({"sampling": SamplingParams(stop_strings=("x",))}, "stop strings"),
         ({"target": object()}, "the target is a object"),
+        ({"draft": "my-draft"}, "the draft is a str"),
         ({"batch_size": 0}, "batch_size 0"),
         ({"speculated": lambda: (1, 2), "budget": 600, "eos_ids": [EOS]}, "2 of 1 drafted"),
     ],
