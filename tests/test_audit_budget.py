@@ -82,7 +82,7 @@ def test_budgets_promise_what_audit_md_says() -> None:
         ("standard", 60_000, 0.02),
         ("deep", 150_000, 0.013),
     ]
-    assert (BUDGETS["deep"].extra_prompts, BUDGETS["deep"].extra_draws) == (5, 20_000)
+    assert [b.continuation_tv for b in BUDGETS.values()] == [0.1, 0.05, 0.015]
 
 
 def test_unknown_names_are_explained() -> None:

@@ -17,6 +17,7 @@ LAYERS = {
     "cli": 8,
     "__main__": 8,
     "testing": 8,
+    "pytest_plugin": 8,
     "report": 7,
     "gate": 7,
     "doctor": 7,
@@ -45,6 +46,7 @@ SIDEWAYS = {
     ("policies", "strategies"),
     ("metrics", "economics"),  # a cell's summary holds its predicted speedup and what memory it takes
     ("__main__", "cli"),
+    ("pytest_plugin", "testing"),
 }
 """Arrows between different modules of one layer; all of layer 0 may use one another."""
 

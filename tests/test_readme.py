@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import shlex
 import subprocess
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from specbench import registry
+from specbench import registry, testing
 from specbench.cli import app
 from specbench.decoding.verification import RULES
 from specbench.errors import UsageError
@@ -49,6 +51,16 @@ def test_commands_are_smoked() -> None:
     script = (ROOT / ".ci" / "run").read_text("utf-8")
     smoked = {line.split()[1] for line in script.splitlines() if line.startswith('"$bin" ')}
     assert {words[1] for words in command_lines()} <= smoked
+
+
+def test_audit_example_is_a_valid_call() -> None:
+    """The test that the README shows calls the fixture with arguments that the audit has."""
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    calls = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call)]
+    (call,) = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "lossless"]
+    keywords = {str(keyword.arg): None for keyword in call.keywords}
+    bound = inspect.signature(testing.audit).bind(*call.args, **keywords)
+    assert list(bound.arguments)[:5] == ["generate", "target", "tokenizer", "prompts", "sampling"]
 
 
 def test_strategies_are_documented() -> None:

@@ -97,3 +97,25 @@ def rare_event_factors(happened: npt.ArrayLike, null_rate: float) -> FloatArray:
     events = np.asarray(happened, dtype=bool)[:, None]
     rates = np.maximum(RARE_RATES, null_rate)
     return np.where(events, np.log(rates / null_rate), np.log1p(-rates) - math.log1p(-null_rate))
+
+
+def smallest_share(steps: int, null_rate: float, alpha: float, power: float = 0.99) -> float | None:
+    """Return the smallest share of events that `rare_event_mixture` would notice with some probability.
+
+    Exact for independent events: the fewest that make the average reach 1 / alpha at the last step, and the
+    rate at which at least as many happen with probability `power`. None if not even an event at every step
+    would be noticed.
+
+    >>> round(smallest_share(1000, 1e-4, 1e-3), 4)
+    0.01
+    """
+    from scipy import stats  # takes half a second
+
+    events = np.arange(steps + 1)[:, None]
+    happened, missed = rare_event_factors([True, False], null_rate)
+    evidence = np.logaddexp.reduce(events * happened + (steps - events) * missed, axis=1)
+    enough = np.flatnonzero(evidence - math.log(len(RARE_RATES)) >= -math.log(alpha))
+    if not len(enough):
+        return None
+    fewest = int(enough[0])
+    return float(stats.beta.ppf(power, fewest, steps - fewest + 1))

@@ -200,7 +200,7 @@ class Oracle:
         self.batch_tokens = batch_tokens
         self.allowed = allowed
         plain = SamplingParams()
-        self._looks_back = allowed is not None or any(
+        self.looks_back = allowed is not None or any(
             getattr(sampling, name) != getattr(plain, name) for name in _ADJUSTMENTS
         )
         self._last_row_only = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -297,7 +297,7 @@ class Oracle:
         ids = torch.tensor([text + [0] * (width - len(text)) for text in texts], device=self.model.device)
         wanted = torch.arange(start - 1, width - 1, device=ids.device)
         options = {"logits_to_keep": wanted} if self._last_row_only else {}
-        with self._plain_attention():
+        with self.plain_attention():
             output = self.model(
                 input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **options
             )
@@ -306,7 +306,7 @@ class Oracle:
 
     def law(self, logits: Tensor, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
         """Return the distributions [len(logits), vocab] that rows of `rows` are sampled from, float64."""
-        if self._looks_back:
+        if self.looks_back:
             logits = torch.stack(
                 [self._row(row, tuple(prompt), tuple(output[:place])) for place, row in enumerate(logits)]
             )
@@ -347,7 +347,7 @@ class Oracle:
                 yield chunk, self._forward(scored, [prompt_lengths[place] for place in chunk])
 
     @contextmanager
-    def _plain_attention(self) -> Iterator[None]:
+    def plain_attention(self) -> Iterator[None]:
         """Score under transformers' own attention: a decoder may have put its own into the model."""
         current = self.model.config._attn_implementation
         if current in ("sdpa", "eager"):
@@ -364,12 +364,12 @@ class Oracle:
         """Return the distribution after each of some sequences of one length [num, vocab]."""
         ids = torch.tensor([list(sequence) for sequence in sequences], device=self.model.device)
         options = {"logits_to_keep": 1} if self._last_row_only else {}
-        with self._plain_attention():
+        with self.plain_attention():
             output = self.model(
                 input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **options
             )
         logits = output.logits[:, -1]
-        if self._looks_back:
+        if self.looks_back:
             rows = zip(logits, sequences, prompt_lengths, strict=True)
             logits = torch.stack([self._row(row, text[:length], text[length:]) for row, text, length in rows])
         return target_distribution(logits, self.sampling).cpu()
