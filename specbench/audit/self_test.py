@@ -77,6 +77,8 @@ SAMPLING_OF: tuple[tuple[str, Mapping[str, Any]], ...] = (
 )
 """Parameters that a fault needs in order to show, by the beginning of its name."""
 
+SEQUENTIAL = ("e-process", "support", "acceptance", "proposals", "collisions")
+"""Tests that look at every sequence, and stop the audit at their alarm."""
 NEEDS_TEXT = ("grammar", "drafts-kept", "stop-string")
 CONTRACT_SHOWS = ("contract", "logprobs")
 
@@ -104,7 +106,7 @@ class Outcome:
     """What became of a case over its seeds.
 
     `caught` of `seeds` alarmed; `by` are the tests that did, most often first. `tokens` is the median number
-    of scored tokens at the e-process's alarm, None where that was not what alarmed. `tv` is the median
+    of scored tokens at the alarm, None where only contracts or greedy output gave it away. `tv` is the median
     effect per token in the best-fitting direction, `alternative`.
     """
 
@@ -264,6 +266,11 @@ def _audited(bench: Bench, case: Case, seed: int) -> AuditRecord:
 def _outcome(case: Case, records: Sequence[AuditRecord]) -> Outcome:
     alarms = [component.name for record in records for component in record.components if component.alarm]
     found = [record for record in records if record.tokens_at_alarm is not None]
+    spent = [
+        record.tokens_at_alarm or record.tokens
+        for record in records
+        if any(component.alarm and component.name in SEQUENTIAL for component in record.components)
+    ]
     effects = [record.effect.tv for record in found if record.effect is not None]
     return Outcome(
         case=case.name,
@@ -273,7 +280,7 @@ def _outcome(case: Case, records: Sequence[AuditRecord]) -> Outcome:
         caught=sum(any(component.alarm for component in record.components) for record in records),
         seeds=len(records),
         by=tuple(sorted(set(alarms), key=lambda name: (-alarms.count(name), name))),
-        tokens=statistics.median(r.tokens_at_alarm for r in found if r.tokens_at_alarm) if found else None,
+        tokens=statistics.median(spent) if spent else None,
         tv=statistics.median(effects) if effects else None,
         alternative=statistics.mode(record.alternative for record in found) if found else None,
     )

@@ -8,6 +8,7 @@ stopping at an alarm.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,8 @@ CONTROL_TOKENS = 4_000
 CONTRACT_GRAMMAR = "regex:(one|two|three)(, (one|two|three)){2,8}"
 """Has text that a model would hardly write unasked, and goes on long enough for several rounds."""
 CONTRACT_PROMPTS = 3
+CLAIM_TOLERANCE = 1e-3
+"""How far a claimed q may be from the auditor's: two float32 forwards differ by some 1e-5."""
 LOGPROB_TOLERANCE = 0.01
 """In nats; two forwards differ by some 1e-5, and mistakes by whole tenths."""
 FLOAT32_REGRET = 1e-3
@@ -169,7 +172,7 @@ class _Scored:
     plan: Plan | None
     log_p: float
     coins: Coins
-    claims: tuple[np.ndarray[Any, Any], list[int]] | None
+    claims: tuple[np.ndarray[Any, Any], list[int], int] | None
 
 
 def audit(
@@ -286,7 +289,7 @@ class _Auditor:
         self.regret = GreedyRegret(subject.level("greedy regret"), floor)
         self.seeds: dict[tuple[str, int], int] = {}
         self.outputs: dict[tuple[str, int], tuple[int, ...]] = {}
-        self.lost = 0
+        self.lost = self.unsupported = self.foreign_claims = 0
         self.schedules = 0
         self.contradictions: list[str] = []
         self.logprobs: ComponentResult | None = None
@@ -335,7 +338,11 @@ class _Auditor:
 
     @property
     def _has_alarm(self) -> bool:
-        return self.e_process.is_rejected
+        """Whether to stop: more tokens would change no verdict."""
+        if self.e_process.is_rejected or not self.strategy.lossless:
+            return self.e_process.is_rejected
+        mixtures = (self.acceptance.mixture, self.proposals.mixture, self.collisions.mixture)
+        return self.unsupported > 0 or any(mixture.alarm for mixture in mixtures)
 
     def _batch(self, regime: _Regime) -> None:
         """Decode and judge the next sequences of a regime."""
@@ -345,7 +352,7 @@ class _Auditor:
         requests = []
         for number in range(first, first + BATCH):
             prompt = self.subject.prompts[number % len(self.subject.prompts)]
-            seed = (self.subject.seed * 7 + stream) * 10_000_019 + number
+            seed = _seed(self.subject.seed, stream, number)
             sampling = replace(self.subject.sampling, seed=seed, max_new_tokens=OUTPUT_TOKENS)
             requests.append(Request(number, prompt, sampling, f"audit-{number}"))
             self.seeds[regime.name, number] = seed
@@ -471,6 +478,7 @@ class _Auditor:
         """Hand one sequence to every test, in order."""
         num = len(scored.scores)
         self.outputs[regime.name, sequence.number] = sequence.record.output_tokens
+        self.unsupported += int((~scored.scores.supported).sum())
         if num:
             numbers = np.full(num, sequence.number)
             self.e_process.update(regime.name, scored.scores, numbers, np.arange(num), scored.plan)
@@ -479,8 +487,11 @@ class _Auditor:
             return
         if scored.coins[0]:
             self.acceptance.add(*scored.coins)
-        if scored.claims is not None and scored.claims[1]:
-            self.proposals.add(*scored.claims)
+        if scored.claims is not None:
+            rows, tokens, foreign = scored.claims
+            self.foreign_claims += foreign
+            if tokens and not self.foreign_claims:
+                self.proposals.add(rows, tokens)
 
     def _greedy(self) -> None:
         """Decode every prompt at temperature 0 in every regime, and compare the logits."""
@@ -694,7 +705,16 @@ class _Auditor:
         if self.strategy.lossless and self.speculates:
             if self.acceptance.mixture.steps:
                 results.append(self.acceptance.result())
-            if self.proposals.tokens:
+            if self.foreign_claims:
+                words = (
+                    f"{self.foreign_claims} draft tokens claim another q than the draft has along the text: "
+                    "it reads something else (stale state, other tokens), which costs acceptance"
+                )
+                level = self.proposals.mixture.alpha
+                results.append(
+                    ComponentResult("proposals", False, None, "log e", level, 0, words, conclusive=False)
+                )
+            elif self.proposals.tokens:
                 results.append(self.proposals.result())
         return results
 
@@ -714,6 +734,12 @@ class _Auditor:
             log_factor=regime.worst.log_factor,
             alternative=regime.best_alternative,
         )
+
+
+def _seed(*parts: int) -> int:
+    """Return a seed of 56 bits, all of which depend on every part."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")
 
 
 def _reached(detectable: Any) -> float | None:
@@ -795,16 +821,23 @@ def _without(law: Tensor, token: int) -> Tensor:
     return rest / rest.sum().clamp_min(1e-300)
 
 
-def _claims(rounds: Sequence[RoundRecord], q: Tensor) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """Return the laws and tokens of the drafts of chains that were tested, in order."""
+def _claims(rounds: Sequence[RoundRecord], q: Tensor) -> tuple[np.ndarray[Any, Any], list[int], int]:
+    """Return the laws and tokens of the drafts of chains that were tested, in order.
+
+    And how many of them claim another probability than the draft gives along the text. There the draft did
+    not read this text (its cache is stale, its vocabulary another): what it drew from is then not known
+    here, and that it drew from what it claims cannot be tested. Such a draft costs acceptance only.
+    """
     rows: list[int] = []
     tokens: list[int] = []
+    foreign = 0
     place = 0
     for entry in rounds:
-        drafted = entry.draft_tokens or ()
+        drafted, claimed = entry.draft_tokens or (), entry.draft_probs or ()
         if entry.draft_parents is None:
             for i in range(min(entry.accepted + entry.rejected, len(drafted), len(q) - place)):
                 rows.append(place + i)
                 tokens.append(drafted[i])
+                foreign += abs(claimed[i] - float(q[place + i, drafted[i]])) > CLAIM_TOLERANCE
         place += entry.emitted
-    return q[rows].numpy(), tokens
+    return q[rows].numpy(), tokens, foreign
