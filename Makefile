@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: demo check format lint types test model lower clean
 
-demo: $(STAMP) ## measure the bundled pair on four workloads and print the tables: about a minute, offline
+demo: $(STAMP) ## measure the bundled pair on four workloads and print the tables: some minutes, offline
 	$(VENV)/bin/specbench run
 
 check: lint types test ## all that CI runs
