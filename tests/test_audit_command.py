@@ -100,6 +100,7 @@ def test_an_interrupted_audit_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     ("arguments", "said"),
     [
         (["--budget", "huge"], "no budget 'huge'"),
+        (["--dtype", "bfloat16"], "exact in float32 only"),
         (["--temperature", "0"], "--temperature is 0"),
         (["--tokens", "0"], "--tokens"),
         (["--inject", "accept-al"], "did you mean 'accept-all'"),

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench import environment, registry, workloads
+from specbench.audit.budget import budget_named
 from specbench.audit.verdicts import AuditRecord, Place
-from specbench.bench.config import BASELINE, RunConfig, digest_of
+from specbench.bench.config import BASELINE, RunConfig, digest_of, require_exact
 from specbench.bench.loading import (
     Models,
     Progress,
@@ -94,9 +95,8 @@ class AuditConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be audited, before anything is loaded."""
-        from specbench.audit.budget import budget_named
-
         budget_named(self.budget)
+        require_exact(self.dtype, "--dtype")
         if self.tokens is not None and self.tokens < 1:
             raise UsageError(f"--tokens is {self.tokens}; expected 1 or more")
         if self.temperature <= 0:
@@ -265,7 +265,6 @@ def audits(
 
 def _subject(config: AuditConfig, models: Models, attempt: int) -> Subject:
     from specbench.audit import continuations, session
-    from specbench.audit.budget import budget_named
     from specbench.audit.reference import Oracle
 
     assert models.target is not None

@@ -86,6 +86,7 @@ class RunConfig:
         """Refuse what cannot be run, before anything is loaded."""
         if self.audit_budget is not None:
             budget_named(self.audit_budget)
+            require_exact(self.audit_dtype, "--audit-dtype")
         parse_sampling(self.sampling)
         if self.samples > self.rows:
             raise UsageError(
@@ -119,6 +120,15 @@ class RunConfig:
     def digest(self) -> str:
         """Return a short hash that equal configurations share."""
         return digest_of(self)
+
+
+def require_exact(dtype: str, option: str) -> None:
+    """Refuse an audit whose reference is not exact: in lower precision ordinary decoding itself differs."""
+    if dtype != "float32":
+        raise UsageError(
+            f"{option} is {dtype}; a full audit is exact in float32 only",
+            hint="leave it out: what is timed may have any dtype",
+        )
 
 
 def digest_of(config: Any) -> str:
