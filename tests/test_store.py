@@ -437,7 +437,7 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(store_module, "_replace", refuse)
+    monkeypatch.setattr(store_module, "replace_file", refuse)
     with pytest.raises(UsageError) as caught:
         new_store(tmp_path)
     assert_one_line(caught, "Permission denied")

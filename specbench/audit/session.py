@@ -57,7 +57,7 @@ from specbench.runtime.protocols import Strategy
 
 OWN = "own"
 BATCH = 64
-"""Sequences that one regime decodes before the next takes its turn."""
+"""The most sequences that one regime decodes before the next takes its turn."""
 OUTPUT_TOKENS = 32
 """The most tokens of one sequence: several rounds, and cheap to score."""
 GREEDY_TOKENS = 24
@@ -346,11 +346,13 @@ class _Auditor:
 
     def _batch(self, regime: _Regime) -> None:
         """Decode and judge the next sequences of a regime."""
+        share = math.ceil(self.subject.budget.tokens / (len(self.regimes) * OUTPUT_TOKENS))
+        num = min(BATCH, share)
         first = self.numbers[regime.name]
-        self.numbers[regime.name] += BATCH
+        self.numbers[regime.name] += num
         stream = sorted(self.subject.scales).index(regime.name) + 1 if regime.name != OWN else 0
         requests = []
-        for number in range(first, first + BATCH):
+        for number in range(first, first + num):
             prompt = self.subject.prompts[number % len(self.subject.prompts)]
             seed = _seed(self.subject.seed, stream, number)
             sampling = replace(self.subject.sampling, seed=seed, max_new_tokens=OUTPUT_TOKENS)

@@ -13,10 +13,8 @@ from typing import Annotated
 import typer
 
 EXAMPLES = (
-    "specbench audit",
     "specbench audit --models smollm2 --strategy ngram:k=4 --budget standard",
     "specbench audit --strategy draft:k=3 --inject residual-from-p --explain",
-    "specbench audit --replay results/my-audit/worst-1.json",
 )
 
 Words = list[str] | None
