@@ -65,7 +65,8 @@ SCORED_VALUES = 4_000_000
 """Probabilities of p that are collected before they are scored together: 32 MB."""
 PLAN_VOCAB, PLAN_LEAST = 128, 1 / 32
 """What could be found is worked out on every context up to this vocabulary, on a smaller share beyond."""
-CONTROL_TOKENS = 4_000
+CONTROL_TOKENS, CONTROL_BATCH = 4_000, 8
+"""A large fault alarms within a few hundred tokens, and what follows the alarm is for nothing."""
 CONTRACT_GRAMMAR = "regex:(one|two|three)(, (one|two|three)){2,8}"
 """Has text that a model would hardly write unasked, and goes on long enough for several rounds."""
 CONTRACT_PROMPTS = 3
@@ -98,6 +99,8 @@ class Subject:
         branch_prompts: of the chi-squared check; empty leaves it out.
         strategies: how many share the run's error budget.
         scales: the noise of the synthetic drafts, by regime (`calibrate_regimes`).
+        rows: requests decoded together at most.
+        batch: sequences of one regime at a time at most.
     """
 
     engine: LocalEngine
@@ -111,6 +114,7 @@ class Subject:
     scales: Mapping[str, float]
     chi_sampling: continuations.SamplingOf = continuations.sampling
     rows: int = 64
+    batch: int = BATCH
 
     def oracle(self, sampling: SamplingParams | None = None) -> Oracle:
         """Return the reference for some sampling; the audited one by default."""
@@ -213,7 +217,7 @@ def audit(
 
 def false_control(subject: Subject, alter: Alter, fault: str) -> Control:
     """Plant a large fault in speculation with a bad draft: the instrument must notice."""
-    small = replace(subject, budget=Budget("control", CONTROL_TOKENS, 1.0), strategies=1)
+    small = replace(subject, budget=Budget("control", CONTROL_TOKENS, 1.0), strategies=1, batch=CONTROL_BATCH)
     auditor = _Auditor(small, CONTROL_STRATEGY, alter, lambda _: None, regimes=("bad",))
     auditor.draw()
     return Control(fault, expected_alarm=True, alarm=auditor.e_process.is_rejected)
@@ -347,7 +351,7 @@ class _Auditor:
     def _batch(self, regime: _Regime) -> None:
         """Decode and judge the next sequences of a regime."""
         share = math.ceil(self.subject.budget.tokens / (len(self.regimes) * OUTPUT_TOKENS))
-        num = min(BATCH, share)
+        num = min(self.subject.batch, share)
         first = self.numbers[regime.name]
         self.numbers[regime.name] += num
         stream = sorted(self.subject.scales).index(regime.name) + 1 if regime.name != OWN else 0
