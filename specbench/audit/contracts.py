@@ -107,7 +107,8 @@ def component(results: Sequence[ContractResult], tokens: int = 0) -> ComponentRe
     held = sum(result.held is True for result in results)
     words = f"{held} of {len(results)} held, the others could not be tested"
     if broken:
-        words = "; ".join(f"{result.name}: {result.words}" for result in broken)
+        others = ", ".join(result.name for result in broken[1:])
+        words = f"{broken[0].name}: {broken[0].words}" + (f"; also broken: {others}" if others else "")
     elif held == len(results):
         words = f"all {held} held"
     return ComponentResult(
