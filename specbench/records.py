@@ -140,16 +140,18 @@ def samples(request: Request, num: int) -> tuple[Request, ...]:
 
     Served together under `Schedule.share_prefill` they share one prefill. The first is the request itself.
     """
-    seeds = [request.sampling.seed, *(_sample_seed(request.sampling.seed, i) for i in range(1, num))]
+    first = request.sampling.seed
+    seeds = [first, *(derived_seed(first, "sample", i) for i in range(1, num))]
     return tuple(
         replace(request, id=request.id + i, sampling=replace(request.sampling, seed=seed))
         for i, seed in enumerate(seeds)
     )
 
 
-def _sample_seed(seed: int, sample: int) -> int:
-    digest = hashlib.blake2b(f"{seed}/sample/{sample}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big")
+def derived_seed(*parts: object) -> int:
+    """Return a seed of 56 bits, all of which depend on every part."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,18 +300,7 @@ class Sampled:
 
     def components(self) -> list[ComponentResult]:
         """Return what each test found; shared random numbers first: they upset the other tests too."""
-        found = self.e_process.result()
-        bar = -math.log(found.alpha)
-        if found.is_rejected:
-            words = (
-                f"log e {found.log_supremum:.1f} reached {bar:.1f} after {found.tokens_at_alarm} tokens; "
-                f"most like {found.best_family} ({found.best_alternative})"
-            )
-        else:
-            words = f"log e at most {found.log_supremum:.1f}, below {bar:.1f}, over {found.tokens} tokens"
-        own = ComponentResult(
-            "e-process", found.is_rejected, found.log_supremum, "log e", found.alpha, found.tokens, words
-        )
+        own = self.e_process.result().component()
         return [self.collisions.result(), self.margin.result(), own, self.recollection.result()]
 
 
@@ -550,7 +539,7 @@ class Auditor:
         detectable: dict[str, float | None] = {}
         if sampled is not None:
             found = sampled.e_process.result().detectable
-            detectable = {self._shown(name): _reached(d) for name, d in found.items() if d is not None}
+            detectable = {self._shown(name): d.hidden for name, d in found.items() if d is not None}
         if greedy is not None:
             detectable["wrong greedy token"] = smallest_share(greedy.tokens, NULL_RATE, greedy.alpha)
         proof, words = self._speculation()
@@ -633,13 +622,6 @@ def _contract(broken: str | None, tokens: int) -> ComponentResult:
     return ComponentResult(
         "contracts", broken is not None, float(broken is not None), "exact", 0.0, tokens, words
     )
-
-
-def _reached(detectable: Any) -> float | None:
-    """Return what could have gone unnoticed: the smallest found, or all there is where that is little."""
-    found: float | None = detectable.smallest
-    largest: float = detectable.largest
-    return largest if found is None else found
 
 
 def _alarm_at(sampled: Sampled | None, greedy: Greedy | None) -> int | None:

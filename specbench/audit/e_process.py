@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from specbench.audit.alternatives import Alternatives, FloatArray, Plan, Scores
+from specbench.audit.verdicts import ComponentResult
 from specbench.errors import UsageError
 
 IntArray = npt.NDArray[np.int64]
@@ -59,9 +60,14 @@ class Detectable:
     smallest: float | None
     largest: float
 
+    @property
+    def hidden(self) -> float:
+        """The most that could have gone unnoticed: below the smallest found, or all there is to find."""
+        return self.largest if self.smallest is None else self.smallest
+
     def within(self, promise: float) -> bool:
         """Whether nothing beyond the promised distance can have gone unnoticed."""
-        return (self.largest if self.smallest is None else self.smallest) <= promise
+        return self.hidden <= promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,22 @@ class EProcessResult:
     best_log_evidence: float
     detectable: Mapping[str, Detectable | None]
     regimes: tuple[RegimeResult, ...]
+
+    def component(self) -> ComponentResult:
+        """Return this as one component of an audit."""
+        bar = -math.log(self.alpha)
+        if self.is_rejected:
+            words = (
+                f"log e {self.log_supremum:.1f} reached {bar:.1f} after {self.tokens_at_alarm} tokens; "
+                f"most like {self.best_family} ({self.best_alternative})"
+            )
+            if len(self.regimes) > 1:
+                words += f", regime {self.best_regime}"
+        else:
+            words = f"log e at most {self.log_supremum:.1f}, below {bar:.1f}, over {self.tokens} tokens"
+        return ComponentResult(
+            "e-process", self.is_rejected, self.log_supremum, "log e", self.alpha, self.tokens, words
+        )
 
 
 @dataclass

@@ -8,7 +8,6 @@ stopping at an alarm.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from torch import Tensor
 from specbench.audit import continuations, contracts, regimes
 from specbench.audit.acceptance import TokenAcceptance
 from specbench.audit.alternatives import Plan, Scores
-from specbench.audit.budget import Budget, Conclusion, Control, Speculation, alpha_for, combine
+from specbench.audit.budget import RUN_ALPHA, Budget, Conclusion, Control, Speculation, alpha_for, combine
 from specbench.audit.collisions import Collisions
 from specbench.audit.draft_laws import DraftLaw, SyntheticLaw, own_law
 from specbench.audit.e_process import EProcess, EProcessResult
@@ -51,6 +50,7 @@ from specbench.records import (
     Schedule,
     Serving,
     StepRecord,
+    derived_seed,
 )
 from specbench.runtime.events import Finished, Stepped
 from specbench.runtime.protocols import Strategy
@@ -358,7 +358,7 @@ class _Auditor:
         requests = []
         for number in range(first, first + num):
             prompt = self.subject.prompts[number % len(self.subject.prompts)]
-            seed = _seed(self.subject.seed, stream, number)
+            seed = derived_seed(self.subject.seed, stream, number)
             sampling = replace(self.subject.sampling, seed=seed, max_new_tokens=OUTPUT_TOKENS)
             requests.append(Request(number, prompt, sampling, f"audit-{number}"))
             self.seeds[regime.name, number] = seed
@@ -618,7 +618,7 @@ class _Auditor:
         found = self.e_process.result()
         if not self.speculates:
             controls = [*controls, Control("ordinary decoding", False, found.is_rejected)]
-        detectable = {name: _reached(d) for name, d in found.detectable.items() if d is not None}
+        detectable = {name: d.hidden for name, d in found.detectable.items() if d is not None}
         components = [self._e_component(found), *self._companions(), contracts.component(promised)]
         if checked is not None:
             components.append(chi_squared_component(checked))
@@ -627,10 +627,9 @@ class _Auditor:
             sum(regime.accepted for regime in self.regimes),
             sum(regime.rejected for regime in self.regimes),
         )
-        alpha = sum(component.alpha for component in components)
         conclusion: Conclusion = combine(
             components,
-            alpha=alpha,
+            alpha=RUN_ALPHA / self.subject.strategies,
             claims_lossless=self.opened.lossless,
             speculates=self.speculates,
             speculation=speculation,
@@ -650,7 +649,7 @@ class _Auditor:
             sequences=sum(regime.sequences for regime in found.regimes),
             prompts=len(self.subject.prompts),
             dtype=self.subject.dtype,
-            alpha=alpha,
+            alpha=sum(component.alpha for component in components),
             log_e=found.log_supremum,
             bar=-math.log(found.alpha),
             tokens_at_alarm=found.tokens_at_alarm,
@@ -680,22 +679,12 @@ class _Auditor:
         return EffectRecord(effect.direction, effect.tv, effect.low, effect.high) if effect else None
 
     def _e_component(self, found: EProcessResult) -> ComponentResult:
-        bar = math.log(1 / found.alpha)
         if found.unsupported and self.opened.lossless:
             words = f"{found.unsupported} of {found.tokens} tokens are ones the target cannot emit there"
             return ComponentResult(
                 "support", True, float(found.unsupported), "exact", 0.0, found.tokens, words
             )
-        if found.is_rejected:
-            words = (
-                f"log e {found.log_supremum:.1f} reached {bar:.1f} after {found.tokens_at_alarm} tokens; "
-                f"most like {found.best_family} ({found.best_alternative}), regime {found.best_regime}"
-            )
-        else:
-            words = f"log e at most {found.log_supremum:.1f}, below {bar:.1f}, over {found.tokens} tokens"
-        return ComponentResult(
-            "e-process", found.is_rejected, found.log_supremum, "log e", found.alpha, found.tokens, words
-        )
+        return found.component()
 
     def _companions(self) -> list[ComponentResult]:
         found = len(self.contradictions)
@@ -740,19 +729,6 @@ class _Auditor:
             log_factor=regime.worst.log_factor,
             alternative=regime.best_alternative,
         )
-
-
-def _seed(*parts: int) -> int:
-    """Return a seed of 56 bits, all of which depend on every part."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big")
-
-
-def _reached(detectable: Any) -> float | None:
-    """Return what could have gone unnoticed: the smallest found, or all there is where that is little."""
-    found: float | None = detectable.smallest
-    largest: float = detectable.largest
-    return largest if found is None else found
 
 
 def _tested(

@@ -10,7 +10,7 @@ from typing import Any
 from specbench import registry
 from specbench.audit.budget import budget_named
 from specbench.bench.sampling import parse_sampling
-from specbench.errors import UsageError
+from specbench.errors import UsageError, did_you_mean
 
 BASELINE = "ordinary"
 AGAIN = "ordinary#2"
@@ -120,6 +120,22 @@ class RunConfig:
     def digest(self) -> str:
         """Return a short hash that equal configurations share."""
         return digest_of(self)
+
+
+def model_set(models: str | None, target: str | None) -> str | None:
+    """Return the name of the bundled set that is meant: tiny unless another or a target is given.
+
+    None for a target of the user's own; raises UsageError for an unknown set, or both.
+    """
+    if models and target:
+        raise UsageError("--models and --target both name the target", hint="give one of them")
+    name = models or (None if target else "tiny")
+    if name is not None and name not in MODEL_SETS:
+        raise UsageError(
+            f"no bundled models '{name}'{did_you_mean(name, MODEL_SETS)}",
+            hint=f"use one of {', '.join(MODEL_SETS)}, or --target for a model of your own",
+        )
+    return name
 
 
 def require_exact(dtype: str, option: str) -> None:

@@ -7,13 +7,12 @@ one unit) is written as soon as it is done.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from specbench.bench.sampling import Encode, build_sampling
-from specbench.records import Request, SamplingParams, Schedule
+from specbench.records import Request, SamplingParams, Schedule, derived_seed
 from specbench.records import samples as draw_samples
 from specbench.workloads import Load, Workload, poisson_arrivals
 
@@ -76,10 +75,10 @@ def schedule(
     arrivals = [0.0] * len(unit.prompts)
     if unit.load.kind == "poisson":
         assert rate is not None
-        arrival_seed = _seed(seed, unit.workload, unit.temperature, unit.repeat, "arrivals")
+        arrival_seed = derived_seed(seed, unit.workload, unit.temperature, unit.repeat, "arrivals")
         arrivals = poisson_arrivals(len(unit.prompts), rate, arrival_seed)
     for index, prompt in enumerate(unit.prompts):
-        own_seed = _seed(seed, unit.workload, prompt.id, unit.repeat, "again" if again else "")
+        own_seed = derived_seed(seed, unit.workload, prompt.id, unit.repeat, "again" if again else "")
         params = request_sampling(prompt, asked or {}, encode, temperature=unit.temperature, seed=own_seed)
         request = Request(index * samples, prompt.tokens, params, prompt.id, arrivals[index])
         requests += draw_samples(request, samples)
@@ -98,8 +97,3 @@ def request_sampling(prompt: Encoded, asked: Mapping[str, Any], encode: Encode, 
     if prompt.grammar is not None:
         own["grammar"] = prompt.grammar
     return build_sampling(asked, encode=encode, max_new_tokens=prompt.max_new_tokens, **own)
-
-
-def _seed(*parts: object) -> int:
-    text = "/".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")

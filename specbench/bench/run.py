@@ -180,7 +180,6 @@ def _check_grammars(workload: Workload, target: LoadedModel) -> None:
         return
     compiler = _compiler(target)
     for name, grammar in constrained:
-        assert compiler is not None
         try:
             compiler.matcher(grammar)
         except UsageError as error:

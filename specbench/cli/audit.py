@@ -62,9 +62,8 @@ def audit(
 ) -> None:
     """Test that decoding strategies kept the target's distribution, and say how hard it was tried."""
     from specbench.bench.audit import AUDITED, AuditConfig, outcome, replayed, run, write_worst
-    from specbench.bench.config import MODEL_SETS
+    from specbench.bench.config import MODEL_SETS, model_set
     from specbench.cli._progress import RichProgress
-    from specbench.errors import UsageError, did_you_mean
     from specbench.report.audit import render
 
     if replay is not None:
@@ -72,14 +71,7 @@ def audit(
             lines = replayed(replay, progress)
         typer.echo("\n".join(lines))
         return
-    if models and target:
-        raise UsageError("--models and --target both name the target", hint="give one of them")
-    name = models or (None if target else "tiny")
-    if name is not None and name not in MODEL_SETS:
-        raise UsageError(
-            f"no bundled models '{name}'{did_you_mean(name, MODEL_SETS)}",
-            hint=f"use one of {', '.join(MODEL_SETS)}, or --target for a model of your own",
-        )
+    name = model_set(models, target)
     chosen = MODEL_SETS[name] if name is not None else None
     drafts = draft or (chosen.draft if chosen else None)
     usual = AUDITED.get(name or "", ("ngram:k=4", *(("draft:k=3",) if drafts else ())))

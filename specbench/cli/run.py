@@ -73,24 +73,23 @@ def run(
     ] = "terminal",
 ) -> None:
     """Measure decoding strategies and check that they kept the target's distribution."""
-    from specbench.bench.config import DEFAULT_STRATEGIES, DEFAULT_WORKLOADS, MODEL_SETS, ModelSet, RunConfig
+    from specbench.bench.config import (
+        DEFAULT_STRATEGIES,
+        DEFAULT_WORKLOADS,
+        MODEL_SETS,
+        ModelSet,
+        RunConfig,
+        model_set,
+    )
     from specbench.bench.run import outcome
     from specbench.bench.run import run as carry_out
     from specbench.cli._progress import RichProgress
-    from specbench.errors import UsageError, did_you_mean
     from specbench.report import report, require_format
 
     require_format(format_)
     simulated = engine.partition(":")[0] == "simulated"
-    if models and target:
-        raise UsageError("--models and --target both name the target", hint="give one of them")
     bundled = not (models or target or simulated)
-    name = "tiny" if bundled else models
-    if name is not None and name not in MODEL_SETS:
-        raise UsageError(
-            f"no bundled models '{name}'{did_you_mean(name, MODEL_SETS)}",
-            hint=f"use one of {', '.join(MODEL_SETS)}, or --target for a model of your own",
-        )
+    name = None if simulated and not models else model_set(models, target)
     usual = MODEL_SETS[target].dtype if target in MODEL_SETS else "auto"
     own = ModelSet(target or "simulated", draft, usual, DEFAULT_STRATEGIES, DEFAULT_WORKLOADS)
     chosen = MODEL_SETS[name] if name is not None else own
