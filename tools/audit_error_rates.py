@@ -30,6 +30,8 @@ from scipy import stats
 from specbench.audit import regimes, toy
 
 BATCH = 20
+TURN = 16
+"""Sequences of one regime before the next: as an audit draws in batches, and ten times faster than one."""
 FAMOUS = 20.0
 """An e-value at which evidence is commonly called strong; Ville's bound for reaching it is .05."""
 DISTANCE_TOKENS = 400_000
@@ -40,7 +42,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--audits", type=int, default=200, help="audits of each lossless rule")
     parser.add_argument("--fault-audits", type=int, default=40, help="audits of each fault")
-    parser.add_argument("--budget", type=int, default=15_000, help="tokens of one audit, over its regimes")
+    parser.add_argument("--budget", type=int, default=60_000, help="tokens of one audit, over its regimes")
     parser.add_argument("--alpha", type=float, default=0.6e-3 / 4, help="level of one audit")
     parser.add_argument("--rules", default="all", help="comma-separated, all, or none")
     parser.add_argument("--faults", default="all", help="comma-separated, all, or none")
@@ -78,6 +80,7 @@ def audit_batch(
         rule=rules[name] if kind == "rule" else "rejection",
         fault=toy.FAULTS[name] if kind == "fault" else toy.NO_FAULT,
         eos=1,
+        turn=TURN,
     ):
         result = process.result()
         results.append(
@@ -222,6 +225,7 @@ def main() -> None:
     wanted = {f"rule:{name}": options.audits for name in chosen(options.rules, toy.RULES)}
     wanted |= {f"fault:{name}": options.fault_audits for name in chosen(options.faults, toy.FAULTS)}
     setup = {name: getattr(options, name) for name in ("budget", "alpha", "vocab", "seed")}
+    setup["turn"] = TURN
     options.out.mkdir(parents=True, exist_ok=True)
     log = options.out / "error_rates.audits.jsonl"
     audits = load(log, setup)

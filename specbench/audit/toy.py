@@ -314,6 +314,7 @@ def audits(
     rule: Rule = "rejection",
     fault: Fault = NO_FAULT,
     eos: int | None = None,
+    turn: int = 1,
     plan: bool = False,
 ) -> Iterator[EProcess]:
     """Yield independent audits of one decoder, each stopped at its alarm or when its sequences are used up.
@@ -329,6 +330,7 @@ def audits(
         rule: See `decode`.
         fault: See `decode`.
         eos: See `decode`.
+        turn: Sequences of one regime before the next has its turn; an audit that alarms ends with its turn.
         plan: Also compute what could have been found, which takes longer than the audit.
     """
     if rule == "argmax":
@@ -345,10 +347,11 @@ def audits(
     regimes = dict.fromkeys(pairs, True)
     for audit in range(number):
         process = EProcess(regimes, alpha=alpha)
-        # One sequence of each regime in turn: which comes next depends on nothing that was drawn.
-        for sequence in range(audit * each, (audit + 1) * each):
+        # The regimes take turns: which comes next depends on nothing that was drawn.
+        end = (audit + 1) * each
+        for first in range(audit * each, end, turn):
             for name, pair in pairs.items():
-                numbers, offsets, context, tokens = decoded[name].flat(sequence, sequence + 1)
+                numbers, offsets, context, tokens = decoded[name].flat(first, min(first + turn, end))
                 scores = pair.scores.take(context * pair.vocab + tokens)
                 planned = None
                 if plan:
