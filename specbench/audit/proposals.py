@@ -126,9 +126,13 @@ def _log_factors(q: FloatArray, tokens: npt.NDArray[np.int64], given: Sequence[F
 
 def _nucleus_ratio(q: FloatArray, tokens: npt.NDArray[np.int64]) -> FloatArray:
     """Return a(x) / q(x) of q restricted to its most likely tokens that together hold `NUCLEUS`."""
-    order = np.argsort(-q, axis=1, kind="stable")
-    ordered = np.take_along_axis(q, order, 1)
+    rows = np.arange(len(tokens))
+    ordered = np.sort(-q, axis=1)
+    np.negative(ordered, out=ordered)
     kept = ordered.cumsum(1) - ordered < NUCLEUS
     mass = np.where(kept, ordered, 0.0).sum(1)
-    place = (order == tokens[:, None]).argmax(1)
-    return np.asarray(kept[np.arange(len(tokens)), place] / mass)
+    # The token's rank, lower ids first among equals; a sort that also moves the ids takes six times as long.
+    at_token = q[rows, tokens][:, None]
+    earlier = np.arange(q.shape[1]) < tokens[:, None]
+    rank = ((q > at_token) | ((q == at_token) & earlier)).sum(1)
+    return np.asarray((rank < kept.sum(1)) / mass)
