@@ -157,7 +157,7 @@ def test_block_verification_accepts_what_is_expected() -> None:
     runs, alarms, z = 400, 0, []
     for _ in range(runs):
         lengths, p, q = verify_blocks(generator, 200, 4)
-        blocks = BlockAcceptance(ALPHA, tolerance=0.0)
+        blocks = BlockAcceptance(ALPHA, longest=4, tolerance=0.0)
         offered = np.full(200, 4)
         blocks.add(lengths, block_expectation(p, q, offered), offered)
         alarms += blocks.result().alarm
@@ -173,7 +173,7 @@ def test_counting_the_bonus_as_accepted_is_found() -> None:
     lengths, p, q = verify_blocks(generator, 2000, 4)
     offered = np.full(2000, 4)
     lengths = np.minimum(lengths + 1, 4)
-    blocks = BlockAcceptance(5e-5)
+    blocks = BlockAcceptance(5e-5, longest=4)
     blocks.add(lengths, block_expectation(p, q, offered), offered)
     assert blocks.result().alarm
     assert "more accepted" in blocks.result().words
@@ -184,7 +184,7 @@ def test_block_verification_with_a_scaled_ratio_is_found() -> None:
     generator = np.random.default_rng(28)
     lengths, p, q = verify_blocks(generator, 20_000, 4, scale=1.1)
     offered = np.full(20_000, 4)
-    blocks = BlockAcceptance(5e-5)
+    blocks = BlockAcceptance(5e-5, longest=4)
     blocks.add(lengths, block_expectation(p, q, offered), offered)
     assert blocks.result().alarm
 
@@ -211,7 +211,7 @@ def test_what_is_no_probability_is_refused(p: list[float], q: list[float], messa
 def test_a_round_cannot_accept_more_than_it_offered() -> None:
     """A length above what was drafted contradicts itself."""
     with pytest.raises(ValueError, match="more than it offered"):
-        BlockAcceptance(ALPHA).add([4], [1.0], [2])
+        BlockAcceptance(ALPHA, longest=4).add([4], [1.0], [2])
 
 
 def test_a_token_of_probability_0_in_q_is_kept_if_the_target_can_say_it() -> None:

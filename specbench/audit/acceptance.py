@@ -6,6 +6,8 @@ Knows the acceptance probability of each verification rule as a function of p an
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +129,19 @@ class TokenAcceptance:
         bets += [_log_factor(outcome, lower, np.minimum(lower, other)) for other in lowered]
         self.mixture.multiply(np.stack(bets, axis=1))
 
+    def state(self) -> dict[str, Any]:
+        """Return everything needed to go on later, in JSON types."""
+        return {
+            "mixture": self.mixture.state(),
+            "excess": self.excess,
+            "variance": self.variance,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.mixture.restore(state["mixture"])
+        self.excess, self.variance = state["excess"], state["variance"]
+
     @property
     def z(self) -> float:
         """Return the sum of accepted - c over its standard deviation: for display, not for the verdict."""
@@ -141,21 +156,26 @@ class BlockAcceptance:
     """The same for block verification, per round: accepted length against the sum of rho_i.
 
     Null hypothesis: given everything before the draft of a round, accepted length - sum rho_i has mean 0,
-    to within `tolerance` per offered token. It lies in [-k, k] with k tokens offered, so
+    to within `tolerance` per offered token. It lies in [-k, k], k the longest draft, so
     1 + l (difference / k -+ tolerance) is a bet for any |l| below 1 - tolerance: l in +-{.05 .15 .4 .8}.
+    A draft may stop for what it drafted, as long as the token that stops it is offered: the terms of the sum
+    then still have mean 0, one after the other.
 
-    Invalid when the number of offered tokens depended on what was drafted in the same round, besides what
-    makes `TokenAcceptance` invalid. No alarm says nothing about what is emitted after the block.
+    Invalid when a token was dropped for what it is, besides what makes `TokenAcceptance` invalid. No alarm
+    says nothing about what is emitted after the block.
 
     References:
         Sun et al., arXiv 2403.10444; Waudby-Smith and Ramdas, "Estimating means of bounded random
         variables by betting", JRSS B 86 (2024).
     """
 
-    def __init__(self, alpha: float, *, tolerance: float = FLOAT32_TOLERANCE) -> None:
+    def __init__(self, alpha: float, *, longest: int, tolerance: float = FLOAT32_TOLERANCE) -> None:
+        if longest < 1:
+            raise ValueError(f"the longest draft is {longest}; expected 1 or more")
         if not 0 <= tolerance < 0.2:
             raise ValueError(f"tolerance is {tolerance}; expected 0 or more, below .2")
         self.mixture = Mixture([f"{sign}{wager:g}" for sign in "+-" for wager in WAGERS], alpha)
+        self.longest = longest
         self.tolerance = tolerance
         self.excess = 0.0
         self.variance = 0.0
@@ -165,16 +185,32 @@ class BlockAcceptance:
         """Take in rounds in order, each [n]: accepted length, sum of rho_i, tokens offered (1 or more)."""
         difference = np.asarray(lengths, dtype=np.float64) - np.asarray(expected, dtype=np.float64)
         counts = np.asarray(offered, dtype=np.int64)
-        if np.any(counts < 1) or not np.all(np.abs(difference) <= counts):
-            raise ValueError("a round offered nothing, or accepted more than it offered")
+        fits = (counts >= 1) & (counts <= self.longest) & (np.abs(difference) <= counts)
+        if not np.all(fits):
+            raise ValueError("a round offered nothing or too much, or accepted more than it offered")
         self.excess += float(difference.sum())
         self.variance += float((difference**2).sum())
         self.tested += int(counts.sum())
         wagers = np.array(WAGERS)
-        share = (difference / counts)[:, None]
+        share = (difference / self.longest)[:, None]
         upward = np.log1p(wagers * (share - self.tolerance))
         downward = np.log1p(-wagers * (share + self.tolerance))
         self.mixture.multiply(np.concatenate([upward, downward], axis=1))
+
+    def state(self) -> dict[str, Any]:
+        """Return everything needed to go on later, in JSON types."""
+        return {
+            "mixture": self.mixture.state(),
+            "excess": self.excess,
+            "variance": self.variance,
+            "tested": self.tested,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.mixture.restore(state["mixture"])
+        self.excess, self.variance = state["excess"], state["variance"]
+        self.tested = state["tested"]
 
     @property
     def z(self) -> float:

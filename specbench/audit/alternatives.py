@@ -202,7 +202,7 @@ _MIRRORED: dict[str, str] = {
     "id-down": "id-up",
     "loser-down": "loser-up",
 }
-"""Directions whose set A is what the direction before it does not favour, and whose contrast is the negative."""
+"""Directions that favour what another does not: the contrast is its negative, the set A its complement."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,18 @@ class Mixture:
         self.log_e = paths[-1]
         self.peak = max(self.peak, float(mixture.max()))
         self.steps += len(factors)
+
+    def state(self) -> dict[str, Any]:
+        """Return everything needed to go on later, in JSON types."""
+        ended = [None if value == -math.inf else float(value) for value in self.log_e]
+        return {"log_e": ended, "peak": self.peak, "steps": self.steps, "alarm_at": self.alarm_at}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state of the same bets."""
+        if len(state["log_e"]) != len(self.names):
+            raise ValueError(f"{len(state['log_e'])} bets were saved; expected {len(self.names)}")
+        self.log_e = np.array([-math.inf if value is None else value for value in state["log_e"]])
+        self.peak, self.steps, self.alarm_at = state["peak"], state["steps"], state["alarm_at"]
 
     @property
     def threshold(self) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -72,6 +73,17 @@ class Collisions:
                 copied = np.log(shares) + math.log(copies / before) - log_p
                 fresh = np.logaddexp(fresh, copied)
             self.mixture.multiply(fresh)
+
+    def state(self) -> dict[str, Any]:
+        """Return what is needed to go on later, but for the completions, in JSON types."""
+        return {"mixture": self.mixture.state(), "repeats": self.repeats, "tokens": self._tokens}
+
+    def restore(self, state: Mapping[str, Any], earlier: Iterable[tuple[Hashable, Sequence[int]]]) -> None:
+        """Go on from a saved state, given every prompt and completion that was added before."""
+        self.mixture.restore(state["mixture"])
+        self.repeats, self._tokens = state["repeats"], state["tokens"]
+        for prompt, completion in earlier:
+            self._earlier[prompt][tuple(completion)] += 1
 
     def result(self) -> ComponentResult:
         """Return what was found so far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +84,15 @@ class Proposals:
             return
         given = [_normalised(laws[name])[possible] for name in self.others]
         self.mixture.multiply(_log_factors(claimed, drawn, given))
+
+    def state(self) -> dict[str, Any]:
+        """Return everything needed to go on later, in JSON types."""
+        return {"mixture": self.mixture.state(), "tokens": self.tokens, "impossible": self.impossible}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state."""
+        self.mixture.restore(state["mixture"])
+        self.tokens, self.impossible = state["tokens"], state["impossible"]
 
     def result(self) -> ComponentResult:
         """Return what was found so far; tokens are drafted tokens."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from specbench.audit import continuations, contracts, regimes
-from specbench.audit.acceptance import TokenAcceptance
+from specbench.audit.acceptance import BlockAcceptance, TokenAcceptance, block_expectation
 from specbench.audit.alternatives import Plan, Scores
 from specbench.audit.budget import RUN_ALPHA, Budget, Conclusion, Control, Speculation, alpha_for, combine
 from specbench.audit.collisions import Collisions
@@ -70,6 +70,8 @@ CONTROL_TOKENS, CONTROL_BATCH = 4_000, 8
 CONTRACT_GRAMMAR = "regex:(one|two|three)(, (one|two|three)){2,8}"
 """Has text that a model would hardly write unasked, and goes on long enough for several rounds."""
 CONTRACT_PROMPTS = 3
+BLOCK_ROUNDS = 400
+"""Rounds of block verification whose drafts are scored too: each takes a forward of its own."""
 CLAIM_TOLERANCE = 1e-3
 """How far a claimed q may be from the auditor's: two float32 forwards differ by some 1e-5."""
 LOGPROB_TOLERANCE = 0.01
@@ -78,6 +80,8 @@ FLOAT32_REGRET = 1e-3
 """Two float32 forwards of one model differ by some 1e-5 in a logit; a regret above this is none of that."""
 
 Alter = Callable[[Strategy], Strategy]
+State = dict[str, Any]
+"""What an audit needs to go on later, in JSON types."""
 
 
 class Progress(Protocol):
@@ -189,17 +193,24 @@ def audit(
     progress: Progress | None = None,
     stage: Callable[[str], None] = lambda _: None,
     sequences_only: bool = False,
+    saved: Mapping[str, Any] | None = None,
+    save: Callable[[Callable[[], State]], None] = lambda _: None,
 ) -> AuditRecord:
     """Audit one strategy and conclude; see `Subject` for what it takes.
+
+    `save` is handed a way to get the state after every batch; given back as `saved`, the audit goes on from
+    there, under the subject's seed, which must be another: no random number is used again.
 
     `alter` breaks the strategy on purpose. `sequences_only` leaves out contracts, log-probabilities and
     whole continuations; the verdict is then not PASS. Without an A/A arm and an injected fault among
     `controls` it cannot be PASS either.
     """
     auditor = _Auditor(subject, name, alter or (lambda strategy: strategy), progress or (lambda _: None))
+    if saved is not None:
+        auditor.restore(saved)
     began = time.perf_counter()
     stage(f"{name}: sequences")
-    auditor.draw()
+    auditor.draw(save)
     seconds = {"decoding": auditor.decoding_s, "scoring": auditor.scoring_s}
     stage(f"{name}: contracts")
     promised: tuple[contracts.ContractResult, ...] = ()
@@ -213,6 +224,11 @@ def audit(
     result = auditor.conclude(promised, checked, controls, injected)
     seconds["all"] = time.perf_counter() - began
     return replace(result, seconds=seconds)
+
+
+def tokens_in(state: Mapping[str, Any]) -> int:
+    """Return how many tokens were scored up to a saved state."""
+    return sum(stream["tokens"] for stream in state["tests"]["e-process"]["streams"].values())
 
 
 def false_control(subject: Subject, alter: Alter, fault: str) -> Control:
@@ -287,12 +303,18 @@ class _Auditor:
             plan_every=min(int(1 / PLAN_LEAST), max(1, subject.engine.runner.vocab // PLAN_VOCAB)),
         )
         self.collisions = Collisions(subject.level("collisions"))
-        self.acceptance = TokenAcceptance(subject.level("acceptance"))
+        level = subject.level("acceptance")
+        self.is_block = strategy.rule.name == "block"
+        self.acceptance: TokenAcceptance | BlockAcceptance = TokenAcceptance(level)
+        if self.is_block:
+            self.acceptance = BlockAcceptance(level, longest=max(1, self.opened.max_draft))
+        self.block_rounds = 0
         self.proposals = Proposals(subject.level("proposals"))
         floor = Tolerance(FLOAT32_REGRET, 0.0, 10**9, FLOAT32_REGRET)
         self.regret = GreedyRegret(subject.level("greedy regret"), floor)
         self.seeds: dict[tuple[str, int], int] = {}
         self.outputs: dict[tuple[str, int], tuple[int, ...]] = {}
+        self.turn = 0
         self.lost = self.unsupported = self.foreign_claims = 0
         self.schedules = 0
         self.contradictions: list[str] = []
@@ -328,17 +350,65 @@ class _Auditor:
 
     # Drawing and scoring
 
-    def draw(self) -> None:
-        """Spend the budget, or stop at the alarm."""
-        budget = self.subject.budget.tokens
-        while self.e_process.tokens < budget:
-            for regime in self.regimes:
-                before = self.e_process.tokens
-                self._batch(regime)
-                self.progress(self.e_process.tokens - before)
-                if self._has_alarm:
-                    return
-        self._greedy()
+    def draw(self, save: Callable[[Callable[[], State]], None] = lambda _: None) -> None:
+        """Spend the budget, or stop at the alarm. The regimes take turns, and all have as many."""
+        self.progress(self.e_process.tokens)  # what was drawn before an interruption
+        while not self._has_alarm:
+            turn = self.turn % len(self.regimes)
+            if turn == 0 and self.e_process.tokens >= self.subject.budget.tokens:
+                self._greedy()
+                return
+            before = self.e_process.tokens
+            self._batch(self.regimes[turn])
+            self.turn += 1
+            self.progress(self.e_process.tokens - before)
+            save(self.state)
+
+    def state(self) -> State:
+        """Return everything needed to go on later."""
+        return {
+            "regimes": {r.name: [r.drafted, r.accepted, r.rejected] for r in self.regimes},
+            "tests": {
+                "e-process": self.e_process.state(),
+                "collisions": self.collisions.state(),
+                "acceptance": self.acceptance.state(),
+                "proposals": self.proposals.state(),
+            },
+            "outputs": [
+                [regime, number, self.seeds[regime, number], list(output)]
+                for (regime, number), output in self.outputs.items()
+            ],
+            "numbers": self.numbers,
+            "turn": self.turn,
+            "block_rounds": self.block_rounds,
+            "lost": self.lost,
+            "unsupported": self.unsupported,
+            "foreign_claims": self.foreign_claims,
+            "schedules": self.schedules,
+            "contradictions": self.contradictions,
+            "seconds": [self.decoding_s, self.scoring_s],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state of the same audit."""
+        for regime in self.regimes:
+            regime.drafted, regime.accepted, regime.rejected = state["regimes"][regime.name]
+        for regime_name, number, seed, output in state["outputs"]:
+            self.seeds[regime_name, number] = seed
+            self.outputs[regime_name, number] = tuple(output)
+        tests = state["tests"]
+        self.e_process = EProcess.resume(tests["e-process"])
+        prompts = self.subject.prompts
+        earlier = (((name, prompts[i % len(prompts)]), text) for (name, i), text in self.outputs.items())
+        self.collisions.restore(tests["collisions"], earlier)
+        self.acceptance.restore(tests["acceptance"])
+        self.proposals.restore(tests["proposals"])
+        self.numbers = dict(state["numbers"])
+        self.turn, self.block_rounds = state["turn"], state["block_rounds"]
+        self.lost, self.unsupported = state["lost"], state["unsupported"]
+        self.foreign_claims, self.schedules = state["foreign_claims"], state["schedules"]
+        self.contradictions = list(state["contradictions"])
+        self.decoding_s, self.scoring_s = state["seconds"]
 
     @property
     def _has_alarm(self) -> bool:
@@ -491,13 +561,35 @@ class _Auditor:
         self.collisions.add((regime.name, sequence.prompt), sequence.record.output_tokens, scored.log_p)
         if not self.strategy.lossless:
             return
-        if scored.coins[0]:
+        if isinstance(self.acceptance, BlockAcceptance):
+            self._judge_blocks(self.acceptance, sequence)
+        elif scored.coins[0]:
             self.acceptance.add(*scored.coins)
         if scored.claims is not None:
             rows, tokens, foreign = scored.claims
             self.foreign_claims += foreign
             if tokens and not self.foreign_claims:
                 self.proposals.add(rows, tokens)
+
+    def _judge_blocks(self, acceptance: BlockAcceptance, sequence: _Sequence) -> None:
+        """Score the drafts of block verification themselves: one coin decides on tokens never emitted."""
+        output, place = sequence.record.output_tokens, 0
+        lengths, expected, offered = [], [], []
+        for entry in sequence.rounds:
+            drafted = entry.draft_tokens or ()
+            if drafted and self.block_rounds < BLOCK_ROUNDS:
+                self.block_rounds += 1
+                text = (*output[:place], *drafted)
+                _, logits = next(self.oracle.rows(sequence.prompt, [text]))
+                law = self.oracle.law(logits, sequence.prompt, text)[place:].cpu()
+                p = law.gather(1, torch.tensor(drafted)[:, None]).T.numpy()
+                claimed = np.array([entry.draft_probs])
+                lengths.append(entry.accepted)
+                expected += block_expectation(p, claimed, [len(drafted)]).tolist()
+                offered.append(len(drafted))
+            place += entry.emitted
+        if offered:
+            acceptance.add(lengths, expected, offered)
 
     def _greedy(self) -> None:
         """Decode every prompt at temperature 0 in every regime, and compare the logits."""
@@ -738,7 +830,7 @@ def _tested(
 
     Tested are the positions up to and including the first rejection; their p is that of the emitted text,
     which up to there is the drafted one. In a tree siblings are tested in turn. What lies behind an EOS or
-    the budget was not scored. Block verification throws one coin for many tokens and is not judged here.
+    the budget was not scored. Block verification throws one coin for many tokens: see `_judge_blocks`.
     """
     coins: Coins = ([], [], [])
     place = 0

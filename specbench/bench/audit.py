@@ -6,8 +6,9 @@ Knows which texts are audited by default and where the results lie; `audit.sessi
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,8 @@ CONTROL_FAULT = "accept-all"
 LONGEST_PROMPT = 96
 """Longer prompts of a workload are cut at the front: every scored sequence pays for its prompt."""
 MOST_PROMPTS = 16
+SAVE_EVERY_S = 5.0
+"""The most that an interruption costs, beside the batch under way."""
 
 PROMPTS = (
     "Shopping list: apples, pears, plums, apples, pears, figs, apples, pears,",
@@ -159,8 +162,8 @@ def run(
 ) -> AuditDocument:
     """Carry out an audit, or continue the latest unfinished one that was asked the same.
 
-    A strategy that was interrupted is audited from its beginning under other seeds: nothing that was seen
-    is drawn again.
+    A strategy that was interrupted goes on from its last saved state, under other seeds: nothing that was
+    seen is drawn again.
     """
     check_writable(results)
     document = _begin(config, results, run_id, fresh)
@@ -179,11 +182,14 @@ def run(
     )
     if models.target is None:
         raise NotMeasured("a simulated engine has no target to compare with")
-    document = replace(document, environment=environment.fingerprint(models.loaded))
+    around = environment.fingerprint(models.loaded)
+    _require_same(document, around)
+    document = replace(document, environment=around)
     document.write()
     done = {record.strategy: record for record in document.records}
     try:
-        for record in audits(config, models, progress, done=done, attempt=attempt):
+        underway = Underway(document.folder)
+        for record in audits(config, models, progress, done=done, attempt=attempt, underway=underway):
             done[record.strategy] = record
             listed = tuple(done[name] for name in config.arms if name in done)
             document = replace(document, records=listed)
@@ -193,7 +199,29 @@ def run(
         raise
     document = replace(document, status="complete")
     document.write()
+    underway.remove()
     return document
+
+
+def _require_same(found: AuditDocument, around: Mapping[str, Any]) -> None:
+    """Refuse to go on with other models or software than an audit began with."""
+    if not found.environment:
+        return
+    before, now = found.environment, json.loads(json.dumps(around))
+    for name in ("specbench", "torch", "transformers"):
+        versions = [entry["versions"].get(name) for entry in (before, now)]
+        if versions[0] != versions[1]:
+            what = f"{name} {versions[0]}, this is {versions[1]}"
+            break
+    else:
+        prints = [[model["fingerprint"] for model in entry["models"]] for entry in (before, now)]
+        if prints[0] == prints[1]:
+            return
+        what = "other models"
+    raise UsageError(
+        f"{found.folder} was begun with {what}; an audit can only be continued as it began",
+        hint="start anew with --fresh, or go on with what began it",
+    )
 
 
 def _begin(config: AuditConfig, results: Path, run_id: str | None, fresh: bool) -> AuditDocument:
@@ -227,6 +255,42 @@ def _again(found: AuditDocument) -> AuditDocument:
     return replace(found, config=config, status="running")
 
 
+class Underway:
+    """The saved state of the strategy that is being audited, beside the stored audit."""
+
+    def __init__(self, folder: Path, *, every_s: float = SAVE_EVERY_S) -> None:
+        self.path = folder / "underway.json"
+        self.every_s = every_s
+        self._saved = -math.inf
+
+    def load(self, strategy: str) -> dict[str, Any] | None:
+        """Return the state saved of a strategy; None if none was."""
+        if not self.path.exists():
+            return None
+        stored = read_document(
+            self.path, "state", kind="audit state", remedy=f"remove {self.path} to begin this strategy again"
+        )
+        state: dict[str, Any] = stored["state"]
+        return state if stored["strategy"] == strategy else None
+
+    def save(self, strategy: str, state: Callable[[], dict[str, Any]]) -> None:
+        """Replace what is stored, unless that was done a moment ago."""
+        if time.monotonic() - self._saved < self.every_s:
+            return
+        document = {
+            "kind": "audit state",
+            "schema_version": SCHEMA_VERSION,
+            "strategy": strategy,
+            "state": state(),
+        }
+        replace_file(self.path, json.dumps(document).encode())
+        self._saved = time.monotonic()
+
+    def remove(self) -> None:
+        """Forget it: its strategy is concluded."""
+        self.path.unlink(missing_ok=True)
+
+
 def audits(
     config: AuditConfig,
     models: Models,
@@ -234,8 +298,12 @@ def audits(
     *,
     done: dict[str, AuditRecord],
     attempt: int = 0,
+    underway: Underway | None = None,
 ) -> Iterator[AuditRecord]:
-    """Audit every strategy that is not done yet; yield each record as it is reached."""
+    """Audit every strategy that is not done yet; yield each record as it is reached.
+
+    With `underway` the state of an unfinished strategy is kept there, and taken up.
+    """
     from specbench.audit import session
     from specbench.audit.budget import Control
 
@@ -252,6 +320,14 @@ def audits(
             ordinary = done[BASELINE]
             controls.append(Control("ordinary decoding", False, ordinary.log_e >= ordinary.bar))
         progress.stage(f"audit: {name}", total=subject.budget.tokens)
+        saved = underway.load(name) if underway is not None else None
+        if saved is not None:
+            progress.say(f"{name}: goes on after {session.tokens_in(saved)} tokens")
+
+        def save(state: Callable[[], dict[str, Any]], name: str = name) -> None:
+            if underway is not None:
+                underway.save(name, state)
+
         done[name] = session.audit(
             subject,
             name,
@@ -259,6 +335,8 @@ def audits(
             injected=config.inject if name != BASELINE else None,
             controls=controls,
             progress=lambda tokens: progress.advance(tokens),
+            saved=saved,
+            save=save,
         )
         yield done[name]
 
