@@ -112,7 +112,7 @@ def _svg(draw: Draw, record: AuditRecord, kind: str) -> bytes | None:
         if figure is None:
             return None
         output = io.BytesIO()
-        about = {"Title": f"{record.strategy}: {kind}", "Creator": "specbench", "Date": None}
+        about = {"Title": f"{_drawable(record.strategy)}: {kind}", "Creator": "specbench", "Date": None}
         figure.savefig(output, format="svg", metadata=about)
     return output.getvalue()
 
@@ -253,8 +253,6 @@ def _draw_counts(axes: Axes, table: PooledTable) -> None:
 
 def _draw_residuals(axes: Axes, table: PooledTable) -> None:
     places = np.arange(len(table.cells))
-    if not len(places):
-        return
     residuals = standardised_residuals(
         [cell.observed for cell in table.cells], [cell.expected for cell in table.cells]
     )
@@ -289,12 +287,16 @@ def _tail(text: str, most: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text as it is to be drawn: no mathematics, and what the font lacks by its number."""
+    """Return a text to give to matplotlib, which would read what stands between dollars as a formula."""
+    return _drawable(text).replace("$", r"\$")
+
+
+def _drawable(text: str) -> str:
+    """Return a text in letters that the font has; what it lacks stands there by its number."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     known = get_font(findfont(FontProperties(family="DejaVu Sans"))).get_charmap()
-    drawn = "".join(c if ord(c) in known or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-    return drawn.replace("$", r"\$")
+    return "".join(c if ord(c) in known else c.encode("unicode_escape").decode() for c in text)
 
 
 PLOTS: dict[str, Draw] = {"e-value": evidence_figure, "pit": pit_figure, "chi-squared": cells_figure}
