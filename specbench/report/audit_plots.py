@@ -62,7 +62,8 @@ def require_matplotlib() -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise UsageError(
-            "plots need matplotlib, which is not installed", hint="pip install 'specbench-llm[plots]'"
+            "plots need matplotlib, which is not installed",
+            hint="pip install 'specbench-llm[plots]', or in a clone: pip install '.[plots]'",
         ) from None
 
 
