@@ -46,7 +46,7 @@ $(LOWER)/.installed: pyproject.toml tools/lower_bounds.py
 lower: $(LOWER)/.installed ## what meets a dependency, with the oldest releases supported
 	OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore::DeprecationWarning $(LOWER)/bin/python -m pytest -q -n auto --dist loadfile \
 	  -m "not model and not engine and not gpu" -W ignore::DeprecationWarning \
-	  $(addprefix tests/test_,$(addsuffix .py,cache chi_squared cli decoding_processing doctor draft environment \
+	  $(addprefix tests/test_,$(addsuffix .py,audit_plots cache chi_squared cli decoding_processing doctor draft environment \
 	  grammar loop models pair probe reference report stats store testing tiny trace workloads))
 
 format: $(STAMP)

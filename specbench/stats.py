@@ -182,6 +182,42 @@ def chi_squared_statistic(observed: npt.ArrayLike, expected: npt.ArrayLike) -> f
     return float(np.sum((counts[possible] - means[possible]) ** 2 / means[possible]))
 
 
+def standardised_residuals(observed: npt.ArrayLike, expected: npt.ArrayLike) -> FloatArray:
+    """Return how far each cell of one table is from what was expected, in its own standard deviations.
+
+    (O - E) / sqrt(E (1 - E / n)), n the draws of the table: approximately standard normal where the draws
+    follow the law, for each cell alone. Those of one table depend on one another, and of many cells some
+    are large; the test is the chi-squared statistic. 0 where one cell expects every draw.
+
+    References:
+        Haberman, The analysis of residuals in cross-classified tables, Biometrics 29 (1973).
+
+    >>> standardised_residuals([60, 40], [50, 50]).tolist()
+    [2.0, -2.0]
+    """
+    counts, means = np.asarray(observed, dtype=np.float64), np.asarray(expected, dtype=np.float64)
+    variance = means * (1 - means / means.sum())
+    residuals = np.zeros_like(means)
+    np.divide(counts - means, np.sqrt(variance), out=residuals, where=variance > 0)
+    return residuals
+
+
+def count_band(trials: int, share: float, confidence: float = 0.99) -> tuple[int, int]:
+    """Return counts between which a count of independent trials lies with this probability or more.
+
+    Pointwise: for one count that was chosen beforehand. Of twenty such counts one is outside of a band of
+    .99 in nearly every fifth picture.
+
+    >>> count_band(1000, 0.05)
+    (33, 69)
+    """
+    from scipy import stats
+
+    outside = (1 - confidence) / 2
+    law = stats.binom(trials, share)
+    return int(law.ppf(outside)), int(law.ppf(1 - outside))
+
+
 def degrees_of_freedom(cells_per_table: Sequence[int]) -> int:
     """Return the degrees of freedom of several tables with known probabilities: cells - 1, summed."""
     return sum(max(0, cells - 1) for cells in cells_per_table)

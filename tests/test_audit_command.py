@@ -60,13 +60,23 @@ def test_a_fault_is_caught_and_can_be_looked_at(tmp_path: Path, capsys: Captured
     assert "gives another output" in capsys.readouterr().err
 
 
-def test_too_few_tokens_end_inconclusive(tmp_path: Path, capsys: Captured) -> None:
-    """Exit code 3 and the reason, never PASS."""
-    words = "audit --strategy ngram:k=4 --tokens 200 --json --output"
-    assert main([*words.split(), str(tmp_path)]) == 3
+def test_too_few_tokens_end_inconclusive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Exit code 3 and the reason, never PASS. On request it is drawn, also when nothing is left to audit."""
+    words = ["audit", "--strategy", "ngram:k=4", "--tokens", "200", "--json", "--run-id", "small"]
+    words += ["--output", str(tmp_path)]
+    assert main([*words, "--plots", str(tmp_path / "plots")]) == 3
     stored = json.loads(capsys.readouterr().out)
     assert {record["verdict"] for record in stored["records"]} == {"INCONCLUSIVE"}
     assert any("too few tokens" in reason for reason in stored["records"][1]["reasons"])
+    drawn = {path.name: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
+    assert len(drawn) == 6
+    assert b"takefocus" in drawn["1-ngram-k-4-chi-squared.svg"]  # a cell's words, not its ids
+    monkeypatch.setattr(session, "audit", None)
+    assert main([*words, "--plots", str(tmp_path / "again")]) == 3
+    assert "6 plots in" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == drawn
 
 
 def test_an_interrupted_audit_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

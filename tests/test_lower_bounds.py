@@ -21,7 +21,9 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_dependency_is_pinned(tool: ModuleType) -> None:
     """Each runtime dependency has a lower bound, and gets exactly that; torch can be left out."""
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    declared = tool.promised(project)
+    assert set(declared) == {*project["dependencies"], *project["optional-dependencies"]["plots"]}
     pinned = tool.lower_bounds(declared)
     assert [pin.replace("==", ">=") for pin in pinned] == declared
     assert [pin for pin in pinned if not pin.startswith("torch==")] == tool.lower_bounds(declared, ["torch"])

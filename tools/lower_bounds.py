@@ -1,4 +1,4 @@
-"""Print pip constraints that pin every runtime dependency of pyproject.toml to its lower bound.
+"""Print pip constraints that pin every dependency of pyproject.toml, optional ones too, to its lower bound.
 
     python tools/lower_bounds.py --except torch >constraints.txt
 
@@ -12,9 +12,17 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 _BOUND = re.compile(r"(?P<name>[A-Za-z0-9._-]+)\s*>=\s*(?P<version>[0-9][0-9A-Za-z.]*)")
+
+
+def promised(project: dict[str, Any]) -> list[str]:
+    """Return what users are told to install: the dependencies and those of every extra but `dev`."""
+    extras = project.get("optional-dependencies", {})
+    optional = [requirement for name, listed in extras.items() if name != "dev" for requirement in listed]
+    return [*project["dependencies"], *optional]
 
 
 def lower_bounds(requirements: Sequence[str], left_out: Sequence[str] = ()) -> list[str]:
@@ -43,7 +51,7 @@ def main() -> None:
     arguments = parser.parse_args()
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     try:
-        constraints = lower_bounds(project["dependencies"], arguments.left_out)
+        constraints = lower_bounds(promised(project), arguments.left_out)
     except ValueError as problem:
         parser.error(str(problem))
     print("\n".join(constraints))

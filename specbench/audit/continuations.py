@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specbench import stats
-from specbench.audit.chi_squared import ChiSquaredResult, ExpectedTable, judge, pool_by_prefix
-from specbench.audit.verdicts import ChiSquaredVerdict, Verdict
+from specbench.audit.chi_squared import Cell, ChiSquaredResult, ExpectedTable, judge, pool_by_prefix
+from specbench.audit.verdicts import CellCount, ChiSquaredVerdict, PooledTable, Verdict
 from specbench.engines.base import Engine, Opened
 from specbench.records import Request, SamplingParams, Schedule
 from specbench.runtime.events import Finished, Stepped
@@ -168,8 +168,20 @@ def _concurrency(engine: Engine) -> int:
     return rows if lively is None else min(rows, lively)
 
 
+TextOf = Callable[[Sequence[int]], str]
+
+
 def verdict(
-    opened: Opened, plan: Plan, drawn: Drawn, *, seed: int, dtype: str, seconds: float, injected: str | None
+    opened: Opened,
+    plan: Plan,
+    drawn: Drawn,
+    *,
+    prompts: Sequence[tuple[int, ...]],
+    text: TextOf | None,
+    seed: int,
+    dtype: str,
+    seconds: float,
+    injected: str | None,
 ) -> ChiSquaredVerdict:
     """Judge what was drawn. Never PASS where nothing could have been noticed."""
     result: ChiSquaredResult | None = None
@@ -206,6 +218,29 @@ def verdict(
         fully_accepted=drawn.fully_accepted,
         seconds=seconds,
         injected=injected,
+        tables=_tables(prompts, plan.laws, result, text) if result else (),
+    )
+
+
+def _tables(
+    prompts: Sequence[tuple[int, ...]],
+    laws: Sequence[ExpectedTable],
+    result: ChiSquaredResult,
+    text: TextOf | None,
+) -> tuple[PooledTable, ...]:
+    """Return the pooled tables as they are stored, with their words where there is a tokenizer."""
+
+    def words(tokens: tuple[int, ...] | None) -> str | None:
+        return None if text is None or tokens is None else text(tokens)
+
+    def stored(law: ExpectedTable, cell: Cell) -> CellCount:
+        tokens = cell.continuation
+        is_whole = tokens is not None and tokens in law.continuations and tokens not in law.truncated
+        return CellCount(tokens, words(tokens), is_whole, cell.expected, cell.observed)
+
+    return tuple(
+        PooledTable(prompt, words(prompt), tuple(stored(law, cell) for cell in cells))
+        for prompt, law, cells in zip(prompts, laws, result.cells, strict=True)
     )
 
 
@@ -266,6 +301,8 @@ def check(
         progress: told of each finished continuation.
     """
     plans: dict[int, Plan] = {}
+    has_tokenizer = getattr(engine, "tokenizer", None) is not None
+    text: TextOf | None = getattr(engine, "text", None) if has_tokenizer else None
     for number, name in enumerate(strategies):
         began = time.perf_counter()
         opened = engine.open(name, alter=alter)
@@ -286,6 +323,8 @@ def check(
             opened,
             planned,
             drawn,
+            prompts=prompts,
+            text=text,
             seed=seed + number,
             dtype=dtype,
             seconds=time.perf_counter() - began,

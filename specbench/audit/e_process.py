@@ -360,19 +360,24 @@ class EProcess:
         sequences: npt.ArrayLike,
         offsets: npt.ArrayLike,
         plan: Plan | None = None,
-    ) -> None:
-        """Take the scores of tokens, sequence by sequence, and what their contexts could have shown."""
+    ) -> FloatArray:
+        """Take the scores of tokens, sequence by sequence, and what their contexts could have shown.
+
+        Returns:
+            Log e after each, `[T, 1 + regimes]`: of the whole, and of each regime alone.
+        """
         if plan is not None:
             self._plans[regime] = self._plans[regime] + plan
         if len(scores) == 0:
-            return
+            return np.zeros((0, 1 + len(self._streams)))
         stream = self._streams[regime]
         was_rejected = self.is_rejected
-        path = _path(stream.total(), scores.log_factors)
+        before = {name: float(_log_mean(s.total())) for name, s in self._streams.items()}
+        path = own = _path(stream.total(), scores.log_factors)
         if len(self._streams) > 1:
             pooled = scores.log_factors[:, self._columns[regime]]
-            others = [_log_mean(s.total()) for name, s in self._streams.items() if name != regime]
-            parts = [path, _path(self._pooled, pooled), *(np.full(len(path), value) for value in others)]
+            others = [value for name, value in before.items() if name != regime]
+            parts = [own, _path(self._pooled, pooled), *(np.full(len(own), value) for value in others)]
             path = _log_mean(np.stack(parts, -1))
             self._pooled = self._pooled + pooled.sum(0)
         reached = np.flatnonzero(path >= -math.log(self.alpha))
@@ -380,6 +385,8 @@ class EProcess:
             self._tokens_at_alarm = self.tokens + int(reached[0]) + 1
         self._supremum = max(self._supremum, float(path.max()))
         stream.take(scores, np.asarray(sequences), np.asarray(offsets), was_rejected)
+        alone = [own if name == regime else np.full(len(own), value) for name, value in before.items()]
+        return np.stack([path, *alone], -1)
 
     def smallest_detectable_effect(self, direction: str, regime: str | None = None) -> Detectable | None:
         """Return the smallest mean TV per token of a direction that would have been found with chance .99.

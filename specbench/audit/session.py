@@ -29,6 +29,7 @@ from specbench.audit.greedy_regret import GreedyRegret, Tolerance, regrets
 from specbench.audit.proposals import Proposals
 from specbench.audit.reference import Oracle
 from specbench.audit.synthetic import with_synthetic_draft
+from specbench.audit.traces import TraceRecorder, randomised_pit
 from specbench.audit.verdicts import (
     AuditRecord,
     ChiSquaredVerdict,
@@ -181,6 +182,7 @@ class _Scored:
     log_p: float
     coins: Coins
     claims: tuple[np.ndarray[Any, Any], list[int], int] | None
+    pit: np.ndarray[Any, Any]
 
 
 def audit(
@@ -302,6 +304,7 @@ class _Auditor:
             alpha=subject.level("e-process"),
             plan_every=min(int(1 / PLAN_LEAST), max(1, subject.engine.runner.vocab // PLAN_VOCAB)),
         )
+        self.traces = TraceRecorder([regime.name for regime in self.regimes])
         self.collisions = Collisions(subject.level("collisions"))
         level = subject.level("acceptance")
         self.is_block = strategy.rule.name == "block"
@@ -541,7 +544,8 @@ class _Auditor:
             claims = None
             if own_q is not None and self._samples_drafts(regime):
                 claims = _claims(rounds, own_q)
-            kept[place] = _Scored(scores.take(slice(start, stop)), plan, log_p, coins, claims)
+            pit = randomised_pit(own_p, tokens[start:stop], self.seeds[regime.name, sequence.number])
+            kept[place] = _Scored(scores.take(slice(start, stop)), plan, log_p, coins, claims, pit)
             plan = None
             start = stop
         return kept
@@ -557,7 +561,8 @@ class _Auditor:
         self.unsupported += int((~scored.scores.supported).sum())
         if num:
             numbers = np.full(num, sequence.number)
-            self.e_process.update(regime.name, scored.scores, numbers, np.arange(num), scored.plan)
+            paths = self.e_process.update(regime.name, scored.scores, numbers, np.arange(num), scored.plan)
+            self.traces.add(regime.name, paths, scored.pit)
         self.collisions.add((regime.name, sequence.prompt), sequence.record.output_tokens, scored.log_p)
         if not self.strategy.lossless:
             return
@@ -764,6 +769,7 @@ class _Auditor:
             seconds={},
             worst=self._worst(found),
             injected=injected,
+            traces=self.traces.result(),
         )
 
     def _effect(self, found: EProcessResult) -> EffectRecord | None:

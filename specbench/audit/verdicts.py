@@ -11,12 +11,37 @@ Verdict = Literal["PASS", "FAIL", "LOSSY", "INCONCLUSIVE"]
 
 
 @dataclass(frozen=True, slots=True)
+class CellCount:
+    """One cell of a pooled table of continuations: how many draws were expected in it, and how many came.
+
+    `tokens` are the continuation it holds if `is_whole`; else what all of its continuations begin with;
+    None for the tail of what is left. `text` is theirs, None without a tokenizer.
+    """
+
+    tokens: tuple[int, ...] | None
+    text: str | None
+    is_whole: bool
+    expected: float
+    observed: int
+
+
+@dataclass(frozen=True, slots=True)
+class PooledTable:
+    """The pooled table of one branch prompt."""
+
+    prompt: tuple[int, ...]
+    text: str | None
+    cells: tuple[CellCount, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChiSquaredVerdict:
     """One strategy's continuations against the target's exact law, over all branch prompts together.
 
     `reason` is one sentence. `effective_df` is what remains after pooling; `tv_upper` is the 99 % upper
     confidence bound for the TV distance of the pooled table; `smallest_detectable_tv` is the distance
-    these `draws` would have found with probability .99 at `alpha`.
+    these `draws` would have found with probability .99 at `alpha`. `tables` is by branch prompt, empty
+    where nothing was judged.
     """
 
     strategy: str
@@ -43,6 +68,7 @@ class ChiSquaredVerdict:
     fully_accepted: int
     seconds: float
     injected: str | None = None
+    tables: tuple[PooledTable, ...] = ()
 
 
 EvidenceKind = Literal["log e", "p", "exact"]
@@ -97,6 +123,22 @@ class EffectRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Traces:
+    """What plots are drawn from, of bounded size; no verdict depends on it.
+
+    After each of `tokens` (of all regimes together, from 0 on), `log_e` is the logarithm of the e-value of
+    the whole e-process, and `log_e_by_regime` that of each regime alone, which stands still while others
+    take their turn. Thinned evenly, but the largest `log_e` and the last are there. `pit` counts the
+    emitted tokens of each regime by their randomised PIT value, in bins of equal width.
+    """
+
+    tokens: tuple[int, ...]
+    log_e: tuple[float, ...]
+    log_e_by_regime: dict[str, tuple[float, ...]]
+    pit: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class AuditRecord:
     """What the audit says of one strategy, as it is stored and shown.
 
@@ -104,7 +146,8 @@ class AuditRecord:
     `tokens_at_alarm` tokens; `family`, `alternative` and `regime` say what fits best, whatever the verdict.
     `detectable` gives, per direction, the TV per token that would have been found with probability .99, or
     all that there is to find where that is less. `acceptance` is by regime, of the
-    positions that had a draft and were reached; None where nothing was drafted.
+    positions that had a draft and were reached; None where nothing was drafted. `traces` is None in audits
+    that were stored before there were any.
     """
 
     strategy: str
@@ -137,6 +180,7 @@ class AuditRecord:
     seconds: Mapping[str, float]
     worst: Place | None = None
     injected: str | None = None
+    traces: Traces | None = None
 
     @property
     def least_visible(self) -> tuple[str, float | None]:
@@ -158,7 +202,7 @@ def chi_squared_component(stored: ChiSquaredVerdict) -> ComponentResult:
 
 
 def summed_up(record: AuditRecord) -> ChiSquaredVerdict:
-    """Return the chi-squared check of a full audit under the verdict of the whole of it."""
+    """Return the chi-squared check of a full audit under the verdict of the whole of it; no tables."""
     checked = record.chi_squared
     if checked is None:  # stopped at an alarm before it
         checked = ChiSquaredVerdict(
@@ -186,4 +230,5 @@ def summed_up(record: AuditRecord) -> ChiSquaredVerdict:
             fully_accepted=0,
             seconds=0.0,
         )
-    return replace(checked, verdict=record.verdict, reason=record.reasons[0], injected=record.injected)
+    verdict, reason, injected = record.verdict, record.reasons[0], record.injected
+    return replace(checked, verdict=verdict, reason=reason, injected=injected, tables=())

@@ -50,8 +50,8 @@ class Models:
         return [model for model in (self.target, self.draft) if model is not None]
 
 
-def check_writable(results: Path) -> None:
-    """Find out now, not after the measurement, whether results can be written."""
+def check_writable(results: Path, option: str = "--output") -> None:
+    """Find out now, not after the measurement, whether files can be written to the folder of an option."""
     try:
         results.mkdir(parents=True, exist_ok=True)
         probe = results / ".writable"
@@ -59,7 +59,7 @@ def check_writable(results: Path) -> None:
         probe.unlink()
     except OSError as problem:
         raise UsageError(
-            f"cannot write to {results}: {problem.strerror or problem}", hint="choose another --output"
+            f"cannot write to {results}: {problem.strerror or problem}", hint=f"choose another {option}"
         ) from None
 
 

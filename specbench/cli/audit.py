@@ -55,6 +55,9 @@ def audit(
         Path | None, typer.Option(metavar="FILE", help="Look again at the worst position of an audit.")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Say in words what every test found.")] = False,
+    plots: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Draw the evidence as SVG files; needs matplotlib.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where audits go.")] = Path("results"),
     run_id: Annotated[str | None, typer.Option(metavar="ID", help="Name of the audit's folder.")] = None,
@@ -63,14 +66,19 @@ def audit(
     """Test that decoding strategies kept the target's distribution, and say how hard it was tried."""
     from specbench.bench.audit import AUDITED, AuditConfig, outcome, replayed, run, write_worst
     from specbench.bench.config import MODEL_SETS, model_set
+    from specbench.bench.loading import check_writable
     from specbench.cli._progress import RichProgress
     from specbench.report.audit import render
+    from specbench.report.audit_plots import left_out, require_matplotlib, write_plots
 
     if replay is not None:
         with RichProgress() as progress:
             lines = replayed(replay, progress)
         typer.echo("\n".join(lines))
         return
+    if plots is not None:
+        require_matplotlib()
+        check_writable(plots, "--plots")
     name = model_set(models, target)
     chosen = MODEL_SETS[name] if name is not None else None
     drafts = draft or (chosen.draft if chosen else None)
@@ -102,5 +110,10 @@ def audit(
         typer.echo(render(document.records, width=width, color=color, explain=explain), nl=False)
     for path in written:
         typer.echo(f"look again at the worst position: specbench audit --replay {path}", err=True)
+    if plots is not None:
+        drawn = write_plots(document.records, plots)
+        for reason in (line for record in document.records for line in left_out(record)):
+            typer.echo(reason, err=True)
+        typer.echo(f"{len(drawn)} plots in {plots}", err=True)
     typer.echo(f"stored in {document.folder}", err=True)
     raise typer.Exit(outcome(document.records))
