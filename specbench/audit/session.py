@@ -377,6 +377,7 @@ class _Auditor:
                 "acceptance": self.acceptance.state(),
                 "proposals": self.proposals.state(),
             },
+            "traces": self.traces.state(),
             "outputs": [
                 [regime, number, self.seeds[regime, number], list(output)]
                 for (regime, number), output in self.outputs.items()
@@ -406,6 +407,7 @@ class _Auditor:
         self.collisions.restore(tests["collisions"], earlier)
         self.acceptance.restore(tests["acceptance"])
         self.proposals.restore(tests["proposals"])
+        self.traces = TraceRecorder.resume(state["traces"])
         self.numbers = dict(state["numbers"])
         self.turn, self.block_rounds = state["turn"], state["block_rounds"]
         self.lost, self.unsupported = state["lost"], state["unsupported"]
