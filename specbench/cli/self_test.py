@@ -108,8 +108,8 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
 def _notes(outcomes: Sequence[Outcome]) -> Iterator[str]:
     if faults := [o for o in outcomes if o.expected == "caught"]:
         yield (
-            f"{sum(o.is_right for o in faults)} of {len(faults)} faults that change an output or a record were "
-            "caught under every seed."
+            f"{sum(o.is_right for o in faults)} of {len(faults)} faults that change an output or a record "
+            "were caught under every seed."
         )
     if innocent := [o for o in outcomes if o.expected in ("innocent", "acceptance only")]:
         yield (
