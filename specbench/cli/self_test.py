@@ -29,7 +29,7 @@ def self_test(
         list[str] | None, typer.Option(metavar="NAME", help="Only this fault or strategy; repeat.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes at once; a core each.")
+        int | None, typer.Option(min=1, metavar="N", help="Processes at once; by default one a core.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -106,19 +106,6 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _notes(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    if faults := [o for o in outcomes if o.expected == "caught"]:
-        yield (
-            f"{sum(o.is_right for o in faults)} of {len(faults)} faults that change an output or a record "
-            "were caught under every seed."
-        )
-    if innocent := [o for o in outcomes if o.expected in ("innocent", "acceptance only")]:
-        yield (
-            f"{sum(o.caught for o in innocent)} of {sum(o.seeds for o in innocent)} audits of "
-            f"{len(innocent)} decoders that change no output raised an alarm. `acceptance only`: the fault "
-            "costs acceptance and nothing else."
-        )
-    if any(o.expected == "too small" for o in outcomes):
-        yield "`too small`: rounding that samples cannot tell."
     if any(o.tv is not None for o in outcomes):
         yield (
             "TV: how far the law of an emitted token is from the target's in the direction that fits best, "
@@ -127,6 +114,19 @@ def _notes(outcomes: Sequence[Outcome]) -> Iterator[str]:
             "distance, estimated on other sequences than those that chose the direction; the median over the "
             "seeds under which the e-process alarmed. A dash: it did not, as another test was first or no "
             "law is changed."
+        )
+    if any(o.expected == "too small" for o in outcomes):
+        yield "`too small`: rounding that samples cannot tell."
+    if innocent := [o for o in outcomes if o.expected in ("innocent", "acceptance only")]:
+        yield (
+            f"{sum(o.caught for o in innocent)} of {sum(o.seeds for o in innocent)} audits of "
+            f"{len(innocent)} decoders that change no output raised an alarm. `acceptance only`: the fault "
+            "costs acceptance and nothing else."
+        )
+    if faults := [o for o in outcomes if o.expected == "caught"]:
+        yield (
+            f"{sum(o.is_right for o in faults)} of {len(faults)} faults that change an output or a record "
+            "were caught under every seed."
         )
 
 
