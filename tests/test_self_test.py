@@ -191,6 +191,14 @@ def test_the_command_writes_a_table_beside_the_results(
     assert "100–102" in capsys.readouterr().out
 
 
+def test_no_effect_is_no_negative_zero(audits: Audits, monkeypatch: Patch, capsys: Captured) -> None:
+    """An estimate just below 0 is shown as 0.00."""
+    below = Result("accept-all", 0, ("e-process",), 9, -0.001, "draft-mix:1", "bad")
+    monkeypatch.setattr(audits, "audit", lambda job: below)
+    assert main(["self-test", "--workers", "1", "--seeds", "1", "--fault", "accept-all"]) == 0
+    assert " 0.00 " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("alarms", "words"),
     [

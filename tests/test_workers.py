@@ -90,6 +90,20 @@ def test_leaving_ends_busy_workers() -> None:
     assert multiprocessing.active_children() == []
 
 
+def run_alone(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process group of its own, until nothing is left that could print."""
+    here = Path(__file__).parent
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        start_new_session=True,
+        check=False,
+    )
+
+
 INTERRUPTED = """
 import contextlib, multiprocessing, os, signal
 from specbench.bench.workers import carry_out
@@ -107,15 +121,21 @@ print(multiprocessing.active_children())
 
 def test_a_terminals_interrupt_ends_all_in_silence() -> None:
     """Workers, even those still starting, print nothing at Ctrl-C and are ended by their caller."""
-    here = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        start_new_session=True,
-        check=True,
-    )
+    done = run_alone(INTERRUPTED)
     assert done.stdout == "interrupted\n[]\n"
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+KILLED = """
+import os, signal
+from specbench.bench.workers import carry_out
+from test_workers import moody
+print(*next(carry_out(moody, ["sleep", "well"], 2)), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_with_a_caller_that_is_killed() -> None:
+    """One that sleeps for an hour does not outlive it."""
+    done = run_alone(KILLED)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "well well\n")

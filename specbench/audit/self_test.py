@@ -127,10 +127,10 @@ class Job:
 class Result:
     """What one audit of a case found, as it is stored.
 
-    `by` are the tests that alarmed. `tokens` were scored when the first of the tests that look at every
-    sequence did, None where none of those alarmed. `tv`, `alternative` and `regime` are the e-process's,
-    where it alarmed: the effect per token in the best-fitting direction, in the draft regime with the most
-    evidence.
+    `by` are the tests that alarmed. `tokens` were scored when the e-process did or, where it did not, at the
+    end of the batch in which another test that looks at every sequence did; None where neither did. `tv`,
+    `alternative` and `regime` are the e-process's, where it alarmed: the effect per token in the best-fitting
+    direction, in the draft regime with the most evidence.
     """
 
     case: str

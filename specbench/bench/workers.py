@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import threading
 import traceback
@@ -112,6 +113,7 @@ class _Failure:
 
 def _work(make: Callable[[], Callable[[Job], Answer]], connection: Connection) -> None:
     """Do jobs until the caller is gone."""
+    threading.Thread(target=_end_with_caller, daemon=True).start()
     work = None
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -123,6 +125,14 @@ def _work(make: Callable[[], Callable[[Job], Answer]], connection: Connection) -
                 problem.add_note(f"in a worker process, at {job}:\n{traceback.format_exc()}")
                 answer = _Failure(problem)
             connection.send(answer)
+
+
+def _end_with_caller() -> None:
+    """End this process, in the middle of a job, when its caller was killed and could not do so."""
+    caller = multiprocessing.parent_process()
+    assert caller is not None
+    caller.join()
+    os._exit(1)
 
 
 @contextlib.contextmanager

@@ -106,6 +106,11 @@ def _table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _notes(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    if any(o.tokens is not None for o in outcomes):
+        yield (
+            "Tokens: scored when the e-process alarmed or, where only another test did, at the end of its "
+            "batch. A dash: only contracts, records, log-probabilities or greedy output gave it away."
+        )
     if any(o.tv is not None for o in outcomes):
         yield (
             "TV: how far the law of an emitted token is from the target's in the direction that fits best, "
@@ -135,6 +140,7 @@ def _row(outcome: Outcome) -> tuple[Cell, ...]:
     from specbench.report.wording import DASH, fixed
 
     tone: Tone = "plain" if outcome.is_right else "bad"
+    tv = None if outcome.tv is None else round(outcome.tv, 2) + 0.0  # an estimate of no effect: not -0.00
     tokens = DASH if outcome.tokens is None else f"{outcome.tokens:.0f}"
     if outcome.tokens_range is not None and outcome.seeds > 1:
         tokens += " ({}–{})".format(*outcome.tokens_range)
@@ -145,7 +151,7 @@ def _row(outcome: Outcome) -> tuple[Cell, ...]:
         Cell(f"{outcome.caught}/{outcome.seeds}" + ("" if outcome.is_right else " !"), tone=tone),
         Cell(", ".join(outcome.by) or DASH),
         Cell(tokens, outcome.tokens),
-        Cell(fixed(outcome.tv), outcome.tv),
+        Cell(fixed(tv), outcome.tv),
         Cell(outcome.regime or DASH),
         Cell(outcome.alternative or DASH),
     )
