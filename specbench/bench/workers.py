@@ -27,8 +27,8 @@ def carry_out(
     """Do every job; yield each with its answer as it is done, in whatever order.
 
     Every worker calls `make` once and does with the result one job after another; its exceptions are raised
-    here. One worker is this process, and then the order is that of the jobs. Leave the
-    iterator by `contextlib.closing`: however it is left, no worker outlives it.
+    here. One worker is this process, and then the order is that of the jobs. Leave the iterator by
+    `contextlib.closing`: however it is left, no worker outlives it.
 
     Args:
         make: importable by name, as are jobs and answers by pickle.
@@ -40,10 +40,9 @@ def carry_out(
     """
     workers = min(workers, len(jobs))
     if workers <= 1:
-        work = make() if jobs else None
-        for job in jobs:
-            assert work is not None
-            yield job, work(job)
+        if jobs:
+            work = make()
+            yield from ((job, work(job)) for job in jobs)
         return
     waiting = deque(jobs)
     team: dict[Connection, _Worker[Job, Answer]] = {}
