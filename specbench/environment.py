@@ -7,6 +7,7 @@ runs must not be compared; `LoadMonitor` notices other work on the machine durin
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import platform
 import shlex
@@ -176,6 +177,11 @@ def _cpu_name() -> str | None:
     if sys.platform == "darwin":
         return _output("sysctl", "-n", "machdep.cpu.brand_string")
     return platform.processor() or None
+
+
+def usable_cores() -> int:
+    """Count the cores this process can keep busy: those it may run on, or a container's quota of them."""
+    return max(1, math.floor(min(_cores() or 1, _cpu_quota() or math.inf)))
 
 
 def _cores() -> int | None:

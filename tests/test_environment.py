@@ -304,3 +304,15 @@ def test_without_affinity_or_load(monkeypatch: pytest.MonkeyPatch) -> None:
     hardware = fingerprint()["hardware"]
     assert isinstance(hardware, dict)
     assert hardware["cores"] == os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "usable"), [(8, None, 8), (8, 2.5, 2), (2, 6.0, 2), (4, 0.5, 1), (None, None, 1)]
+)
+def test_usable_cores_are_those_a_container_leaves(
+    cores: int | None, quota: float | None, usable: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota below the cores counts, whole cores of it and one at least."""
+    monkeypatch.setattr(environment, "_cores", lambda: cores)
+    monkeypatch.setattr(environment, "_cpu_quota", lambda: quota)
+    assert environment.usable_cores() == usable

@@ -1,13 +1,17 @@
 """Does the audit notice what it should, and nothing else? Every fault and every innocent variant, on a toy.
 
 The toy is a random two-layer model with a vocabulary of 48, through the real engine: seconds per case.
-What needs text (grammars, stop strings) is tried on the bundled pair.
+What needs text (grammars, stop strings) is tried on the bundled pair. An audit depends on its case and seed
+alone, not on what was audited before it; `bench.self_test` carries many out.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -20,7 +24,7 @@ from specbench.audit.reference import Oracle
 from specbench.audit.session import Subject
 from specbench.audit.verdicts import AuditRecord
 from specbench.engines.local import LocalEngine
-from specbench.records import SamplingParams
+from specbench.records import SamplingParams, derived_seed
 
 VOCAB = 48
 CONTEXT = 128
@@ -33,6 +37,10 @@ PROMPTS = (
 )
 TOKENS = 6_000
 """Scored tokens after which a fault that nothing has noticed is missed."""
+UNSAMPLED_TOKENS = 1_000
+"""As many where a fault shows in no emitted token, but in contracts, records or log-probabilities."""
+TEXT_TOKENS = 200
+"""As many on the bundled pair, whose cases are all for the contracts."""
 STRATEGIES = 1
 
 Expected = Literal["caught", "acceptance only", "too small", "innocent"]
@@ -80,7 +88,8 @@ SAMPLING_OF: tuple[tuple[str, Mapping[str, Any]], ...] = (
 SEQUENTIAL = ("e-process", "support", "acceptance", "proposals", "collisions")
 """Tests that look at every sequence, and stop the audit at their alarm."""
 NEEDS_TEXT = ("grammar", "drafts-kept", "stop-string")
-CONTRACT_SHOWS = ("contract", "logprobs")
+CONTRACT_SHOWS = frozenset({"contract", "logprobs"})
+UNSAMPLED_SHOWS = CONTRACT_SHOWS | {"identities"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,7 @@ class Case:
     sampling: Mapping[str, Any]
     needs_text: bool
     needs_contracts: bool
+    tokens: int = TOKENS
 
     @property
     def name(self) -> str:
@@ -102,12 +112,43 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Job:
+    """A case under one seed."""
+
+    case: Case
+    seed: int
+
+    def __str__(self) -> str:
+        """Name it in a message."""
+        return f"{self.case.name}, seed {self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one audit of a case found, as it is stored.
+
+    `by` are the tests that alarmed. `tokens` were scored when the e-process did or, where it did not, at the
+    end of the batch in which another test that looks at every sequence did; None where neither did. `tv`,
+    `alternative` and `regime` are the e-process's, where it alarmed: the effect per token in the best-fitting
+    direction, in the draft regime with the most evidence.
+    """
+
+    case: str
+    seed: int
+    by: tuple[str, ...]
+    tokens: int | None
+    tv: float | None
+    alternative: str | None
+    regime: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a case over its seeds.
 
-    `caught` of `seeds` alarmed; `by` are the tests that did, most often first. `tokens` is the median number
-    of scored tokens at the alarm, None where only contracts or greedy output gave it away. `tv` is the median
-    effect per token in the best-fitting direction, `alternative`.
+    `caught` of `seeds` alarmed; `by` are the tests that did, most often first. `tokens` is the median and
+    `tokens_range` the least and the most over the seeds whose `Result.tokens` is known, `tv` the median over
+    those whose `Result.tv` is, `alternative` and `regime` are the most frequent; None where there is none.
     """
 
     case: str
@@ -118,8 +159,10 @@ class Outcome:
     seeds: int
     by: tuple[str, ...]
     tokens: float | None
+    tokens_range: tuple[int, int] | None
     tv: float | None
     alternative: str | None
+    regime: str | None
 
     @property
     def is_right(self) -> bool:
@@ -131,6 +174,11 @@ class Outcome:
 
 def cases(only: Sequence[str] = ()) -> list[Case]:
     """List every fault by class, then the innocent; `only` keeps those named."""
+    return [case for case in _all_cases() if not only or case.name in only]
+
+
+@functools.cache  # looking up 86 faults takes half a second
+def _all_cases() -> Sequence[Case]:
     found = []
     for name in registry.names("fault"):
         group, shows = _described(name)
@@ -146,13 +194,14 @@ def cases(only: Sequence[str] = ()) -> list[Case]:
                 expected=expected,
                 sampling=next((s for start, s in SAMPLING_OF if name.startswith(start)), {}),
                 needs_text=text,
-                needs_contracts=text or bool(set(shows) & set(CONTRACT_SHOWS)),
+                needs_contracts=text or not CONTRACT_SHOWS.isdisjoint(shows),
+                tokens=TEXT_TOKENS if text else UNSAMPLED_TOKENS if _is_unsampled(shows) else TOKENS,
             )
         )
     order = list(_classes())
     found.sort(key=lambda case: order.index(case.group) if case.group in order else len(order))
     found += [Case(None, spec, "innocent", "innocent", {}, False, True) for spec in INNOCENT]
-    return [case for case in found if not only or case.name in only]
+    return found
 
 
 def _described(name: str) -> tuple[str, tuple[str, ...]]:
@@ -160,17 +209,39 @@ def _described(name: str) -> tuple[str, tuple[str, ...]]:
     return str(getattr(module, "CLASS", "other")), tuple(getattr(module, "SHOWS", ("good",)))
 
 
+def _is_unsampled(shows: Sequence[str]) -> bool:
+    """Whether a fault shows, but not in the law of emitted tokens."""
+    return bool(shows) and UNSAMPLED_SHOWS.issuperset(shows)
+
+
 def _classes() -> Sequence[str]:
     return get_args(faults.FaultClass)
 
 
 class Bench:
-    """The toy and, where it is needed, the bundled pair; made once."""
+    """The toy and, where it is needed, the bundled pair; made once, for many audits."""
 
     def __init__(self) -> None:
-        self.toy = _toy_engine()
+        with _one_thread():
+            self.toy = _toy_engine()
         self._pair: LocalEngine | None = None
         self._scales: dict[tuple[bool, tuple[tuple[str, Any], ...]], dict[str, float]] = {}
+
+    def __call__(self, job: Job) -> Result:
+        """Audit a case under a seed."""
+        with _one_thread():
+            return _result(job, self._audited(job))
+
+    def _audited(self, job: Job) -> AuditRecord:
+        case = job.case
+        return session.audit(
+            self._subject(job),
+            case.strategy,
+            alter=None if case.fault is None else registry.module("fault", case.fault).alter,
+            injected=case.fault,
+            controls=[Control("accept-all", expected_alarm=True, alarm=True), Control("A/A", False, False)],
+            sequences_only=not case.needs_contracts,
+        )
 
     @property
     def pair(self) -> LocalEngine:
@@ -189,23 +260,24 @@ class Bench:
             )
         return self._pair
 
-    def subject(self, case: Case, seed: int) -> Subject:
+    def _subject(self, job: Job) -> Subject:
         """Return what a case is audited on."""
+        case = job.case
         engine = self.pair if case.needs_text else self.toy
         sampling = SamplingParams(**case.sampling)
         key = (case.needs_text, tuple(sorted(case.sampling.items())))
         if key not in self._scales:
             oracle = Oracle(engine.runner.model, sampling)
             self._scales[key] = session.calibrate_regimes(oracle, PROMPTS)
-        tokens = 200 if case.needs_text else TOKENS
         return Subject(
             engine=engine,
             sampling=sampling,
             prompts=PROMPTS,
             branch_prompts=(),
-            budget=Budget("self-test", tokens, 1.0),
+            budget=Budget("self-test", case.tokens, 1.0),
             strategies=STRATEGIES,
-            seed=seed,
+            # By name: equal strategies with and without a fault are not to see equal random numbers.
+            seed=derived_seed(case.name, job.seed),
             dtype="float32",
             scales=self._scales[key],
         )
@@ -244,43 +316,52 @@ def _toy_engine() -> LocalEngine:
     return LocalEngine(target, eos_ids=(11,), draft=draft, rows=32, width=CONTEXT)
 
 
-def run(chosen: Sequence[Case], *, seeds: int = 1, first_seed: int = 0) -> Iterator[Outcome]:
-    """Audit every case under every seed; yield what became of each."""
-    bench = Bench()
-    for case in chosen:
-        yield _outcome(case, [_audited(bench, case, first_seed + seed) for seed in range(seeds)])
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Models this small gain nothing from more threads, and sums come out alike wherever it runs."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _audited(bench: Bench, case: Case, seed: int) -> AuditRecord:
-    alter = None if case.fault is None else registry.module("fault", case.fault).alter
-    return session.audit(
-        bench.subject(case, seed),
-        case.strategy,
-        alter=alter,
-        injected=case.fault,
-        controls=[Control("accept-all", expected_alarm=True, alarm=True), Control("A/A", False, False)],
-        sequences_only=not case.needs_contracts,
+def _result(job: Job, record: AuditRecord) -> Result:
+    by = tuple(component.name for component in record.components if component.alarm)
+    is_found = record.tokens_at_alarm is not None
+    return Result(
+        case=job.case.name,
+        seed=job.seed,
+        by=by,
+        tokens=(record.tokens_at_alarm or record.tokens) if set(by) & set(SEQUENTIAL) else None,
+        tv=record.effect.tv if is_found and record.effect is not None else None,
+        alternative=record.alternative if is_found else None,
+        regime=record.regime if is_found else None,
     )
 
 
-def _outcome(case: Case, records: Sequence[AuditRecord]) -> Outcome:
-    alarms = [component.name for record in records for component in record.components if component.alarm]
-    found = [record for record in records if record.tokens_at_alarm is not None]
-    spent = [
-        record.tokens_at_alarm or record.tokens
-        for record in records
-        if any(component.alarm and component.name in SEQUENTIAL for component in record.components)
-    ]
-    effects = [record.effect.tv for record in found if record.effect is not None]
+def outcome(case: Case, results: Sequence[Result]) -> Outcome:
+    """Sum up the audits of one case, of which there is at least one."""
+    alarms = Counter(name for result in results for name in result.by)
+    tokens = [result.tokens for result in results if result.tokens is not None]
+    effects = [result.tv for result in results if result.tv is not None]
     return Outcome(
         case=case.name,
         group=case.group,
         strategy=case.strategy,
         expected=case.expected,
-        caught=sum(any(component.alarm for component in record.components) for record in records),
-        seeds=len(records),
-        by=tuple(sorted(set(alarms), key=lambda name: (-alarms.count(name), name))),
-        tokens=statistics.median(spent) if spent else None,
+        caught=sum(bool(result.by) for result in results),
+        seeds=len(results),
+        by=tuple(sorted(alarms, key=lambda name: (-alarms[name], name))),
+        tokens=statistics.median(tokens) if tokens else None,
+        tokens_range=(min(tokens), max(tokens)) if tokens else None,
         tv=statistics.median(effects) if effects else None,
-        alternative=statistics.mode(record.alternative for record in found) if found else None,
+        alternative=_most_frequent(result.alternative for result in results),
+        regime=_most_frequent(result.regime for result in results),
     )
+
+
+def _most_frequent(names: Iterable[str | None]) -> str | None:
+    counted = Counter(name for name in names if name is not None)
+    return min(counted, key=lambda name: (-counted[name], name), default=None)
