@@ -13,7 +13,7 @@ import pytest
 from specbench import environment, registry
 from specbench.audit import continuations, session
 from specbench.audit.budget import Budget, Control
-from specbench.audit.self_test import Bench, Case, cases
+from specbench.audit.self_test import Bench, Case, Job, cases
 from specbench.audit.verdicts import AuditRecord
 from specbench.bench import audit
 from specbench.bench.audit import AuditConfig, AuditDocument, Underway
@@ -36,7 +36,7 @@ def bench() -> Bench:
 
 def subject_of(bench: Bench, case: Case) -> session.Subject:
     """Return a small audit of a case."""
-    subject = bench.subject(case, seed=3)
+    subject = bench.subject(Job(case, seed=3))
     return replace(subject, budget=Budget("test", TOKENS, 1.0), batch=BATCH)
 
 

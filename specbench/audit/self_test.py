@@ -235,7 +235,7 @@ class Bench:
     def _audited(self, job: Job) -> AuditRecord:
         case = job.case
         return session.audit(
-            self._subject(job),
+            self.subject(job),
             case.strategy,
             alter=None if case.fault is None else registry.module("fault", case.fault).alter,
             injected=case.fault,
@@ -260,7 +260,7 @@ class Bench:
             )
         return self._pair
 
-    def _subject(self, job: Job) -> Subject:
+    def subject(self, job: Job) -> Subject:
         """Return what a case is audited on."""
         case = job.case
         engine = self.pair if case.needs_text else self.toy
