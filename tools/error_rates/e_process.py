@@ -134,10 +134,10 @@ def summary_of_rule(audits: Sequence[Audit], alpha: float, *, looks: int = 1) ->
     suprema = np.array([audit["log_supremum"] for audit in audits])
     e_values = np.exp([audit["log_e_value"] for audit in audits])
     quantile = 1 - CHANCE / looks
+    # At its own level an audit knows whether it alarmed; rounding the supremum must not decide.
+    stopped = sum(audit["tokens_at_alarm"] is not None for audit in audits)
     levels = []
     for level in sorted({alpha, max(alpha, RUN_LEVEL)}):
-        # At its own level an audit knows whether it alarmed; rounding the supremum must not decide.
-        stopped = sum(audit["tokens_at_alarm"] is not None for audit in audits)
         alarms = stopped if level == alpha else int((suprema >= -math.log(level)).sum())
         bound = int(stats.poisson.ppf(quantile, num * level))
         levels.append(
