@@ -87,16 +87,17 @@ def _rules(section: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]
 
 
 def _faults(section: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
-    del document
     lines = [
         "## Faults",
         "",
         "Planted in token-wise rejection, one at a time, audited as above. TV is the fault's mean distance"
-        " per token in each regime and over all, estimated from below; *against* is where it is the largest"
-        " multiple of the smallest detectable effect (SDE) of its best-fitting direction. From twice the SDE"
-        " on it must be found in 99 of 100 audits (97 or 98 are settled by 400); the others are listed with"
-        " what was measured. Tokens are the median at the alarm; *estimate*: fewer than half of the audits"
-        " found it.",
+        " per token in each regime and over all, estimated from below, to about .001; *against* is where it"
+        " is the largest multiple of the smallest detectable effect (SDE) of its best-fitting direction. From"
+        " twice the SDE on it must be found in 99 of 100 audits (97 or 98 are settled by 400); the others are"
+        " listed with what was measured. Tokens are the median at the alarm, over all regimes, which take"
+        f" turns of {document['setup']['turn']} sequences from {next(iter(regimes.ACCEPTANCE))} on: a fault"
+        " that does not show there cannot be found in the first turn. *Estimate*: fewer than half of the"
+        " audits found it.",
         "",
     ]
     if not section["faults"]:

@@ -276,7 +276,10 @@ def _counts(pair: toy.ToyPair, fault: toy.Fault, seed: int) -> tuple[FloatArray,
 
 
 def _distance(pair: toy.ToyPair, halves: tuple[FloatArray, FloatArray]) -> float:
-    """Estimate the mean TV per token from below: sets chosen on one half, measured on the other, and back."""
+    """Estimate the mean TV per token from below: sets chosen on one half, measured on the other, and back.
+
+    Well below where a fault moves much mass to one token and a little from all others, which noise hides.
+    """
     excess = [counts - counts.sum(1, keepdims=True) * pair.p for counts in halves]
     found = excess[1][excess[0] > 0].sum() + excess[0][excess[1] > 0].sum()
     return float(found / (halves[0].sum() + halves[1].sum()))
