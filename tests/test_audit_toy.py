@@ -137,6 +137,14 @@ def test_a_sequence_ends_with_its_eos() -> None:
     assert len(tokens) == decoded.lengths[10:30].sum()
 
 
+def test_prompts_may_be_given() -> None:
+    """The first token of every sequence is drawn after the prompt it was given."""
+    pair = PAIRS["good"]
+    prompts = np.array([[3, 5], [60, 1], [0, 0]])
+    decoded = toy.decode(pair, np.random.default_rng(0), sequences=3, length=4, prompts=prompts)
+    assert decoded.context[:, 0].tolist() == [int(pair.context(*prompt)) for prompt in prompts]
+
+
 def _decode_briefly(rule: Rule, fault: toy.Fault) -> None:
     toy.decode(PAIRS["good"], np.random.default_rng(0), sequences=1, length=5, rule=rule, fault=fault)
 
@@ -291,36 +299,6 @@ def deviates_by(pair: ToyPair, direction: str, size: float) -> ToyPair:
         else:
             high = strength
     return ToyPair(law.numpy(), pair.q)
-
-
-# The tool
-
-
-def test_the_tool_resumes_and_writes_both_tables(tmp_path: Path) -> None:
-    """Error rates are measured in batches that add up, and another set-up is refused."""
-    root = Path(__file__).parents[1]
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(root / "tools" / "audit_error_rates.py"), "--budget", "600"]
-        command += ["--rules", "block", "--faults", "accept-all", "--fault-audits", "20"]
-        return subprocess.run(
-            [*command, "--out", str(tmp_path), *more],
-            env={"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    first = run("--audits", "20")
-    assert first.returncode == 0, first.stderr
-    assert "| block | 20 |" in first.stdout
-    assert "| accept-all | accept test |" in first.stdout
-    again = run("--audits", "40")
-    assert "| block | 40 |" in again.stdout
-    assert again.stderr.splitlines() == ["rule:block: 40 of 40"]
-    refused = run("--audits", "40", "--seed", "1")
-    assert refused.returncode != 0
-    assert "give another --out" in refused.stderr
 
 
 def test_the_toy_needs_no_transformers() -> None:

@@ -1,13 +1,21 @@
-"""Measure the primary test's error rates on toy models, under every lossless rule and every fault.
+"""Measure how often the audit errs, and write it down: results/audit/error_rates.{json,md}.
 
-Each audit draws fresh sequences in the three draft regimes and runs the e-process to its alarm or to the
-end of its budget. Reported are alarms under lossless rules (there should be about as many as alpha says, or
-fewer), how often the evidence ever reached 20 (at most one time in 20) and the mean e-value at the end (at
-most 1); and for each fault how often and how soon it is found, and what it looks like. Stop it at any time:
-it goes on where it was, and more --audits add to those done.
+Five claims are put to the test, in four parts:
 
-    python tools/audit_error_rates.py --minutes 3
-    python tools/audit_error_rates.py --rules rejection --faults none --audits 5000
+    e-process    lossless decoders on toy models raise no more alarms than the level allows, their evidence
+                 reaches 20 at most one time in 20, and its mean is at most 1; faults from twice the
+                 smallest detectable effect on are found in 99 of 100 audits (see error_rates/e_process.py)
+    p-values     under the null a share a of them is at most a
+    runtime      innocent strategies, audited through the real runtime, raise no alarm
+    normalisers  every alternative is a law at every token of an audit
+
+Each part keeps a log; stop it at any time: it goes on where it was. The two documents are made anew from
+the logs each time. Exit code 1 if a claim is broken, 2 if the call makes no sense, else 0, measured in full
+or not.
+
+    python tools/audit_error_rates.py
+    python tools/audit_error_rates.py --parts e-process --minutes 3 --out rates
+    python tools/audit_error_rates.py --parts e-process --rules rejection --faults none --audits 5000
 """
 
 from __future__ import annotations
@@ -15,40 +23,36 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import sys
 import time
-import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy import stats
+from error_rates import document, e_process, normalisers, p_values, runtime
+from error_rates.logs import Log, write
 
-from specbench.audit import regimes, toy
+from specbench.audit import self_test, toy
+from specbench.errors import UsageError, did_you_mean
 
-BATCH = 20
-TURN = 16
-"""Sequences of one regime before the next: as an audit draws in batches, and ten times faster than one."""
-FAMOUS = 20.0
-"""An e-value at which evidence is commonly called strong; Ville's bound for reaching it is .05."""
-DISTANCE_TOKENS = 400_000
+PARTS = ("e-process", "p-values", "runtime", "normalisers")
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--audits", type=int, default=200, help="audits of each lossless rule")
-    parser.add_argument("--fault-audits", type=int, default=40, help="audits of each fault")
-    parser.add_argument("--budget", type=int, default=60_000, help="tokens of one audit, over its regimes")
-    parser.add_argument("--alpha", type=float, default=0.6e-3 / 4, help="level of one audit")
+    parser.add_argument("--parts", default="all", help="comma-separated, all, or none: only write the tables")
+    parser.add_argument("--audits", type=int, default=e_process.RULE_AUDITS, help="of each lossless rule")
+    parser.add_argument("--fault-audits", type=int, default=e_process.FAULT_AUDITS, help="of each fault")
+    parser.add_argument("--p-values", type=int, default=p_values.P_VALUES, help="of each kind")
+    parser.add_argument("--runtime-audits", type=int, default=runtime.AUDITS, help="over the strategies")
+    parser.add_argument("--budget", type=int, default=60_000, help="tokens of one audit on toy models")
+    parser.add_argument("--alpha", type=float, default=0.6e-3 / 4, help="level of one audit on toy models")
     parser.add_argument("--rules", default="all", help="comma-separated, all, or none")
     parser.add_argument("--faults", default="all", help="comma-separated, all, or none")
     parser.add_argument("--vocab", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=None, help="stop after so many")
+    parser.add_argument("--minutes", type=float, default=None, help="stop measuring after so many")
     parser.add_argument("--out", type=Path, default=Path("results/audit"))
     return parser.parse_args()
 
@@ -57,199 +61,180 @@ def chosen(text: str, known: Iterable[str]) -> list[str]:
     """Return the names that a list on the command line means."""
     if text in ("all", "none"):
         return list(known) if text == "all" else []
-    names = text.split(",")
-    if unknown := set(names) - set(known):
-        sys.exit(f"error: unknown: {', '.join(sorted(unknown))}; expected some of {', '.join(known)}")
+    names, known = text.split(","), list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(
+            f"no '{unknown[0]}'{did_you_mean(unknown[0], known)}",
+            hint=f"choose some of {', '.join(known)}, or all, or none",
+        )
     return names
 
 
-def audit_batch(
-    pairs: Mapping[str, toy.ToyPair], options: argparse.Namespace, case: str, batch: int
-) -> list[dict[str, Any]]:
-    """Run one batch of audits; its random numbers depend on the seed, the case and the batch alone."""
-    kind, name = case.split(":")
-    rules: dict[str, toy.Rule] = {rule: rule for rule in toy.RULES}
-    rng = np.random.default_rng([options.seed, zlib.crc32(case.encode()), batch])
-    results = []
-    for process in toy.audits(
-        pairs,
-        rng,
-        number=BATCH,
-        budget=options.budget,
-        alpha=options.alpha,
-        rule=rules[name] if kind == "rule" else "rejection",
-        fault=toy.FAULTS[name] if kind == "fault" else toy.NO_FAULT,
-        eos=1,
-        turn=TURN,
-    ):
-        result = process.result()
-        results.append(
-            {
-                "tokens": result.tokens,
-                "tokens_at_alarm": result.tokens_at_alarm,
-                "log_supremum": round(result.log_supremum, 6),
-                "log_e_value": round(result.log_e_value, 6),
-                "best": result.best_alternative,
-                "regime": result.best_regime,
-            }
+def check(options: argparse.Namespace) -> None:
+    """Refuse numbers that mean nothing."""
+    for name in ("audits", "fault_audits", "p_values", "runtime_audits", "seed"):
+        if getattr(options, name) < 0:
+            raise UsageError(f"--{name.replace('_', '-')} is {getattr(options, name)}; expected 0 or more")
+    if not 0 < options.alpha < 1:
+        raise UsageError(f"--alpha is {options.alpha:g}; expected a number between 0 and 1")
+    if options.budget < 1 or options.vocab < 4:
+        raise UsageError(
+            f"--budget is {options.budget}, --vocab {options.vocab}; expected 1 or more, and 4 or more"
         )
-    return results
 
 
-def distance(pair: toy.ToyPair, fault: toy.Fault, seed: int) -> float:
-    """Estimate the mean TV per token from below: sets chosen on half of the draws, measured on the others."""
-    rng = np.random.default_rng([seed, 1])
-    decoded = toy.decode(pair, rng, sequences=DISTANCE_TOKENS // 100, length=100, fault=fault)
-    halves = []
-    for half in (slice(0, None, 2), slice(1, None, 2)):
-        counts = np.zeros_like(pair.p)
-        np.add.at(counts, (decoded.context[half].ravel(), decoded.tokens[half].ravel()), 1.0)
-        halves.append(counts)
-    excess = [counts - counts.sum(1, keepdims=True) * pair.p for counts in halves]
-    return float(excess[1][excess[0] > 0].sum() / halves[1].sum())
+class Bench:
+    """The four parts: their logs, and what has to be measured for each."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Open the logs of the parts that were begun, and of those that are to be."""
+        self.options = options
+        self.parts = chosen(options.parts, PARTS)
+        self.stop = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+        options.out.mkdir(parents=True, exist_ok=True)
+        self.setup = e_process.Setup(options.budget, options.alpha, options.vocab, options.seed)
+        self.audits = self._log("e-process", "audits", self.setup.plain(), "audits")
+        self.p_values = self._log("p-values", "p_values", p_values.setup(options.seed), "p_values")
+        self.runtime = self._log("runtime", "runtime", runtime.setup(options.seed), "audits")
+        self.normalisers = self._log("normalisers", "normalisers", normalisers.setup(options.seed), "audits")
+        self.looks: dict[str, Mapping[str, e_process.Sight]] = {}
+        self.bar = math.nan
+
+    def _log(self, part: str, name: str, setup: Mapping[str, Any], field: str) -> Log | None:
+        path = self.options.out / f"error_rates.{name}.jsonl"
+        return Log(path, setup, field) if part in self.parts or path.exists() else None
+
+    @property
+    def has_time(self) -> bool:
+        """Whether to go on measuring."""
+        return time.monotonic() < self.stop
+
+    def measure(self) -> None:
+        """Measure what is still to be measured."""
+        if "e-process" in self.parts:
+            self._measure_audits()
+        if self.audits is not None:
+            self._look_at_faults()
+        if "e-process" in self.parts:
+            self._settle_doubts()
+        if "p-values" in self.parts:
+            self._measure_p_values()
+        if "runtime" in self.parts:
+            self._measure_runtime()
+        if "normalisers" in self.parts:
+            self._measure_normalisers()
+
+    def _measure_audits(self) -> None:
+        options = self.options
+        wanted = {f"rule:{name}": options.audits for name in chosen(options.rules, toy.RULES)}
+        wanted |= {f"fault:{name}": options.fault_audits for name in chosen(options.faults, toy.FAULTS)}
+        self._run_audits(wanted)
+
+    def _run_audits(self, wanted: Mapping[str, int]) -> None:
+        assert self.audits is not None
+        pairs = self.setup.pairs()
+        while self.has_time and (case := self.audits.furthest_behind(wanted)) is not None:
+            batch = self.audits.num(case) // e_process.BATCH
+            self.audits.add(case, e_process.audit_batch(pairs, self.setup, case, batch))
+            said(case, self.audits, wanted)
+
+    def _look_at_faults(self) -> None:
+        """Work out which faults must be found; needs no log, and is the same every time."""
+        assert self.audits is not None
+        names = [name for name in toy.FAULTS if self.audits.num(f"fault:{name}")]
+        if not names:
+            return
+        pairs = self.setup.pairs()
+        planned = e_process.instrument(pairs, self.setup)
+        self.bar = e_process.log_bar(planned)
+        self.looks = {
+            name: e_process.sights(pairs, toy.FAULTS[name], planned, self.setup.seed) for name in names
+        }
+
+    def _settle_doubts(self) -> None:
+        """Go on with promised faults that were found in 97 or 98 of 100."""
+        assert self.audits is not None
+        wanted = {}
+        for name in chosen(self.options.faults, toy.FAULTS):
+            if name not in self.looks:
+                continue
+            audits = self.audits.done[f"fault:{name}"]
+            promised = any(sight.is_promised for sight in self.looks[name].values())
+            needed = e_process.audits_needed(audits, promised, len(audits))
+            if needed > len(audits):
+                wanted[f"fault:{name}"] = needed
+        self._run_audits(wanted)
+
+    def _measure_p_values(self) -> None:
+        assert self.p_values is not None
+        wanted = dict.fromkeys(p_values.KINDS, self.options.p_values)
+        while self.has_time and (kind := self.p_values.furthest_behind(wanted)) is not None:
+            batch = self.p_values.num(kind) // p_values.BATCH
+            self.p_values.add(kind, p_values.batch_of(kind, batch, self.options.seed))
+            said(kind, self.p_values, wanted)
+
+    def _measure_runtime(self) -> None:
+        assert self.runtime is not None
+        wanted = runtime.wanted(self.options.runtime_audits)
+        bench = self_test.Bench()
+        while self.has_time and (name := self.runtime.furthest_behind(wanted)) is not None:
+            number = self.runtime.num(name)
+            self.runtime.add(name, [runtime.audit(bench, name, number, self.options.seed)])
+            said(name, self.runtime, wanted)
+
+    def _measure_normalisers(self) -> None:
+        assert self.normalisers is not None
+        wanted = dict.fromkeys(normalisers.TOKENS, 1)
+        bench = self_test.Bench()
+        while self.has_time and (model := self.normalisers.furthest_behind(wanted)) is not None:
+            tokens = normalisers.TOKENS[model]
+            self.normalisers.add(model, [normalisers.audit(bench, model, tokens, self.options.seed)])
+            said(model, self.normalisers, wanted)
+
+    def document(self) -> dict[str, Any]:
+        """Return everything measured so far; sections that were not begun are left out."""
+        sections: dict[str, Any] = {}
+        if self.audits is not None:
+            sections["rules"] = e_process.summary_of_rules(self.audits.done, self.setup.alpha)
+            sections["faults"] = e_process.summary_of_faults(self.audits.done, self.looks, self.bar)
+        if self.p_values is not None:
+            sections["p_values"] = p_values.summary(self.p_values.done)
+        if self.runtime is not None:
+            sections["runtime"] = runtime.summary(self.runtime.done)
+        if self.normalisers is not None:
+            sections["normalisers"] = normalisers.summary(self.normalisers.done)
+        held = [section["holds"] for section in sections.values()]
+        complete = len(sections) == len(document.HEADLINES) and None not in held
+        return {
+            "holds": False if False in held else complete or None,
+            "setup": self.setup.plain(),
+            "runtime_setup": runtime.setup(self.options.seed),
+            **sections,
+        }
 
 
-def summary_of_rule(audits: list[dict[str, Any]], alpha: float) -> dict[str, Any]:
-    """Summarise audits in which every alarm is false."""
-    num = len(audits)
-    alarms = sum(audit["tokens_at_alarm"] is not None for audit in audits)
-    famous = sum(audit["log_supremum"] >= math.log(FAMOUS) for audit in audits)
-    return {
-        "audits": num,
-        "tokens": sum(audit["tokens"] for audit in audits),
-        "alarms": alarms,
-        "alpha": alpha,
-        "alarm_rate_upper_95": float(stats.beta.ppf(0.95, alarms + 1, num - alarms)) if alarms < num else 1.0,
-        "share_reaching_20": famous / num,
-        "mean_final_e_value": math.fsum(math.exp(audit["log_e_value"]) for audit in audits) / num,
-    }
-
-
-def summary_of_fault(audits: list[dict[str, Any]], fault: toy.Fault, tv: float) -> dict[str, Any]:
-    """Summarise audits in which every alarm is right."""
-    num = len(audits)
-    found = [audit for audit in audits if audit["tokens_at_alarm"] is not None]
-    times = sorted(audit["tokens_at_alarm"] or math.inf for audit in audits)
-    median = statistics.median_low(times)
-    best = Counter(audit["best"] for audit in found).most_common(1)
-    return {
-        "kind": fault.kind,
-        "regime": fault.regime,
-        "tv_in_regime": tv,
-        "audits": num,
-        "found": len(found) / num,
-        "median_tokens": None if math.isinf(median) else median,
-        "best_alternative": best[0][0] if best else None,
-        "share_of_best": best[0][1] / len(found) if best else None,
-    }
-
-
-def markdown(document: Mapping[str, Any]) -> str:
-    """Return the tables."""
-    setup = document["setup"]
-    lines = [
-        "# Error rates of the e-process",
-        "",
-        f"Toy models of {setup['vocab']} tokens, {setup['budget']:,} tokens per audit over the regimes"
-        f" {', '.join(regimes.ACCEPTANCE)}, alpha {setup['alpha']:g}, seed {setup['seed']}."
-        " Made by `tools/audit_error_rates.py`.",
-        "",
-        "| lossless rule | audits | tokens | alarms | rate, 95 % upper | reached 20 | mean e at the end |",
-        "|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for name, row in document["rules"].items():
-        lines.append(
-            f"| {name} | {row['audits']} | {row['tokens']:,} | {row['alarms']} |"
-            f" {row['alarm_rate_upper_95']:.2g} | {row['share_reaching_20']:.4f} |"
-            f" {row['mean_final_e_value']:.3f} |"
-        )
-    lines += [
-        "",
-        "| fault | class | shows under | TV there | found | median tokens | best alternative | its share |",
-        "|---|---|---|--:|--:|--:|---|--:|",
-    ]
-    for name, row in document["faults"].items():
-        median = "–" if row["median_tokens"] is None else f"{row['median_tokens']:,}"
-        share = "–" if row["share_of_best"] is None else f"{row['share_of_best']:.2f}"
-        lines.append(
-            f"| {name} | {row['kind']} | {row['regime']} | {row['tv_in_regime']:.3f} | {row['found']:.2f} |"
-            f" {median} | {row['best_alternative'] or '–'} | {share} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Replace a file in one piece."""
-    part = path.with_suffix(path.suffix + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
-def load(path: Path, setup: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the audits done so far; a file is begun where there is none."""
-    audits: dict[str, list[dict[str, Any]]] = {}
-    if not path.exists():
-        write(path, json.dumps(setup) + "\n")
-        return audits
-    head, *batches = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if json.loads(head) != setup:
-        sys.exit(
-            f"error: {path} was made with {head.strip()}; expected {json.dumps(setup)}; give another --out"
-        )
-    whole = [line for line in batches if line.endswith("\n")]
-    write(path, head + "".join(whole))  # the last line is torn if the run was killed while writing it
-    for line in whole:
-        entry = json.loads(line)
-        audits.setdefault(entry["case"], []).extend(entry["audits"])
-    return audits
-
-
-def summary(
-    setup: Mapping[str, Any], audits: Mapping[str, list[dict[str, Any]]], pairs: Mapping[str, toy.ToyPair]
-) -> dict[str, Any]:
-    """Summarise what was done."""
-    document: dict[str, Any] = {"setup": setup, "rules": {}, "faults": {}}
-    for name in toy.RULES:
-        if done := audits.get(f"rule:{name}"):
-            document["rules"][name] = summary_of_rule(done, setup["alpha"])
-    for fault_name, fault in toy.FAULTS.items():
-        if done := audits.get(f"fault:{fault_name}"):
-            tv = distance(pairs[fault.regime], fault, setup["seed"])
-            document["faults"][fault_name] = summary_of_fault(done, fault, tv)
-    return document
+def said(case: str, log: Log, wanted: Mapping[str, int]) -> None:
+    """Tell how far a case has come."""
+    print(f"{case}: {log.num(case)} of {wanted[case]}", file=sys.stderr)
 
 
 def main() -> None:
-    """Run what is still to be done and write the tables."""
+    """Measure, write both documents, and print the page."""
     options = arguments()
-    wanted = {f"rule:{name}": options.audits for name in chosen(options.rules, toy.RULES)}
-    wanted |= {f"fault:{name}": options.fault_audits for name in chosen(options.faults, toy.FAULTS)}
-    setup = {name: getattr(options, name) for name in ("budget", "alpha", "vocab", "seed")}
-    setup["turn"] = TURN
-    options.out.mkdir(parents=True, exist_ok=True)
-    log = options.out / "error_rates.audits.jsonl"
-    audits = load(log, setup)
-    pairs = {
-        name: toy.ToyPair.make(options.vocab, acceptance=acceptance)
-        for name, acceptance in regimes.ACCEPTANCE.items()
-    }
-    stop = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
-    while time.monotonic() < stop:
-        # The case that is furthest behind, so that an early stop leaves all with something.
-        shares = {case: len(audits.get(case, [])) / number for case, number in wanted.items() if number}
-        case = min(shares, key=lambda name: shares[name], default=None)
-        if case is None or shares[case] >= 1:
-            break
-        done = audits.setdefault(case, [])
-        batch = audit_batch(pairs, options, case, len(done) // BATCH)
-        with log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"case": case, "audits": batch}) + "\n")
-        done += batch
-        print(f"{case}: {len(done)} of {wanted[case]}", file=sys.stderr)
-    document = summary(setup, audits, pairs)
-    write(options.out / "error_rates.json", json.dumps(document, indent=1) + "\n")
-    write(options.out / "error_rates.md", markdown(document))
-    print(markdown(document))
+    try:
+        check(options)
+        bench = Bench(options)
+        bench.measure()
+    except UsageError as error:
+        hint = f"\n\nhint: {error.hint}" if error.hint else ""
+        print(f"error: {error.message}{hint}", file=sys.stderr)
+        sys.exit(2)
+    found = bench.document()
+    page = document.markdown(found)
+    write(options.out / "error_rates.json", json.dumps(found, indent=1) + "\n")
+    write(options.out / "error_rates.md", page)
+    print(page)
+    sys.exit(1 if found["holds"] is False else 0)
 
 
 if __name__ == "__main__":

@@ -280,8 +280,9 @@ def decode(
     rule: Rule = "rejection",
     fault: Fault = NO_FAULT,
     eos: int | None = None,
+    prompts: IntArray | None = None,
 ) -> Decoded:
-    """Decode sequences from random prompts of two tokens.
+    """Decode sequences from prompts of two tokens.
 
     The first token is sampled from the prefill; every round then drafts k tokens, emits those accepted and
     one more. Sources: Leviathan et al. 2211.17192 (rejection; their p, q are ours); Sun et al. 2403.10444
@@ -296,10 +297,11 @@ def decode(
         rule: How drafts are made and verified.
         fault: One thing that is done wrong; only the rules built on token-wise rejection can have one.
         eos: The token that ends a sequence.
+        prompts: `[sequences, 2]`; drawn at random if None.
     """
     if fault is not NO_FAULT and rule not in ("rejection", "argmax", "ema", "stop"):
         raise ValueError(f"the rule '{rule}' cannot carry a fault; expected one of token-wise rejection")
-    return _Decoder(pair, rng, k, rule, fault).run(sequences, length, eos)
+    return _Decoder(pair, rng, k, rule, fault).run(sequences, length, eos, prompts)
 
 
 def audits(
@@ -375,9 +377,11 @@ class _Decoder:
         logs = np.log(np.where(self.p > 0, self.p, 1.0))
         self.entropy = -(self.p * logs).sum(1)
 
-    def run(self, sequences: int, length: int, eos: int | None) -> Decoded:
+    def run(self, sequences: int, length: int, eos: int | None, prompts: IntArray | None) -> Decoded:
         self.out = np.zeros((sequences, 2 + length + self.k + 2), dtype=np.int64)
-        self.out[:, :2] = self.rng.integers(self.pair.vocab, size=(sequences, 2))
+        if prompts is None:
+            prompts = self.rng.integers(self.pair.vocab, size=(sequences, 2))
+        self.out[:, :2] = prompts
         first = self.pair.context(self.out[:, 0], self.out[:, 1])
         self.out[:, 2] = self.target.sample(first, self.rng.random(sequences))
         self.count = np.ones(sequences, dtype=np.int64)

@@ -1,0 +1,1 @@
+"""How often the audit errs, measured: see `tools/audit_error_rates.py`."""
