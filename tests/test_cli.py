@@ -129,7 +129,7 @@ def test_an_interrupt_exits_130(
     """Ctrl-C ends with 130 and says how to go on."""
     monkeypatch.setattr("specbench.cli.report.run_folder", raising(problem))
     assert main(["report"]) == 130
-    assert capsys.readouterr().err == "interrupted; run the same command again to resume\n"
+    assert capsys.readouterr().err == "interrupted; where results are stored, the same command goes on\n"
 
 
 def test_a_command_chooses_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ OUTPUT_TOKENS = 32
 GREEDY_TOKENS = 24
 SCORED_VALUES = 4_000_000
 """Probabilities of p that are collected before they are scored together: 32 MB."""
-PLAN_VOCAB, PLAN_LEAST = 128, 1 / 64
+PLAN_VOCAB, PLAN_LEAST = 64, 1 / 64
 """What could be found is worked out on every context up to this vocabulary, on a smaller share beyond."""
 CONTROL_TOKENS, CONTROL_BATCH = 4_000, 8
 """A large fault alarms within a few hundred tokens, and what follows the alarm is for nothing."""

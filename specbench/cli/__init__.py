@@ -142,7 +142,7 @@ def _say(message: str, hint: str | None) -> None:
 
 
 def _interrupted() -> int:
-    typer.echo("interrupted; run the same command again to resume", err=True)
+    typer.echo("interrupted; where results are stored, the same command goes on", err=True)
     return INTERRUPTED
 
 
