@@ -97,6 +97,39 @@ class EffectRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class FloorRow:
+    """How far ordinary decoding of `batch` rows, `width` tokens each, is from something else.
+
+    `against` is "reference", or another batch and width of ordinary decoding. TV per token: its mean, and
+    the .99 quantile over `tokens` contexts.
+    """
+
+    batch: int
+    width: int
+    against: str
+    tokens: int
+    mean: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class FloorRecord:
+    """What rounding does to ordinary decoding in lower precision, measured before anything is judged.
+
+    `reference` says what scored the output. `margin` is the TV per token from the reference that accuses
+    nobody, `paired_margin` that between speculation on and off. `regret` is the tolerance at temperature 0, in
+    logits. `continuation` bounds the TV of whole continuations at two widths; None where they were not drawn.
+    """
+
+    reference: str
+    rows: tuple[FloorRow, ...]
+    margin: float
+    paired_margin: float
+    regret: float
+    continuation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AuditRecord:
     """What the audit says of one strategy, as it is stored and shown.
 
@@ -104,7 +137,9 @@ class AuditRecord:
     `tokens_at_alarm` tokens; `family`, `alternative` and `regime` say what fits best, whatever the verdict.
     `detectable` gives, per direction, the TV per token that would have been found with probability .99, or
     all that there is to find where that is less. `acceptance` is by regime, of the
-    positions that had a draft and were reached; None where nothing was drafted.
+    positions that had a draft and were reached; None where nothing was drafted. In lower precision `log_e`,
+    `alternative` and `effect` are those of the paired test, `tokens` are those of one arm, and `floor` is what
+    was measured of the precision itself.
     """
 
     strategy: str
@@ -137,6 +172,7 @@ class AuditRecord:
     seconds: Mapping[str, float]
     worst: Place | None = None
     injected: str | None = None
+    floor: FloorRecord | None = None
 
     @property
     def least_visible(self) -> tuple[str, float | None]:
