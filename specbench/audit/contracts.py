@@ -140,7 +140,8 @@ def served(generate: Generate, requests: Sequence[Request]) -> list[RequestRecor
 def serve_all(subject: Subject, generate: Generate | None = None, **changes: Any) -> list[RequestRecord]:
     """Serve every prompt in one batch with one set of parameters, seeds apart."""
     requests = [
-        made_request(subject, i, prompt, **{"seed": 7 + i, **changes}) for i, prompt in enumerate(subject.prompts)
+        made_request(subject, i, prompt, **{"seed": 7 + i, **changes})
+        for i, prompt in enumerate(subject.prompts)
     ]
     return served(generate or subject.generate, requests)
 
@@ -199,7 +200,9 @@ class _Cut:
 
 def find_cuts(subject: Subject) -> list[_Cut]:
     """Find places to stop: with drafts, such that an accepted run goes on beyond them."""
-    found = [list(islice(_cuts_of(record, subject.max_draft), CUTS)) for record in serve_all(subject, **GREEDY)]
+    found = [
+        list(islice(_cuts_of(record, subject.max_draft), CUTS)) for record in serve_all(subject, **GREEDY)
+    ]
     # One of each prompt in turn, so that a few cuts meet all prompts.
     by_turn = [cuts[turn] for turn in range(CUTS) for cuts in found if turn < len(cuts)][:CUTS]
     if not by_turn:
@@ -250,7 +253,8 @@ def stop_ids(subject: Subject) -> str:
     """End at a stop token of the request itself, kept as the last token."""
     cuts = find_cuts(subject)
     requests = [
-        made_request(subject, i, cut.prompt, **GREEDY, stop_token_ids=(cut.token,)) for i, cut in enumerate(cuts)
+        made_request(subject, i, cut.prompt, **GREEDY, stop_token_ids=(cut.token,))
+        for i, cut in enumerate(cuts)
     ]
     for record, cut in zip(served(subject.generate, requests), cuts, strict=True):
         _expect(record, cut.kept, "stop", f"stop id {cut.token} at position {cut.place}")
@@ -380,7 +384,9 @@ def _penalty(parameter: str, value: float) -> Callable[[Subject], str]:
         plain = serve_all(subject, subject.ordinary, **GREEDY)
         if all(a.output_tokens == b.output_tokens for a, b in zip(expected, plain, strict=True)):
             raise NotTested(f"{parameter} {value:g} changes no output of ordinary decoding")
-        _equal(serve_all(subject, **changes), expected, f"{parameter} {value:g}, here and in ordinary decoding")
+        _equal(
+            serve_all(subject, **changes), expected, f"{parameter} {value:g}, here and in ordinary decoding"
+        )
         return "greedy outputs are those of ordinary decoding"
 
     contract.__doc__ = f"Apply {parameter} as ordinary decoding does, at every position of a run."
@@ -409,7 +415,9 @@ def min_new_tokens(subject: Subject) -> str:
     for cut in cuts:
         least = cut.place + subject.max_draft + 2
         changes = {"temperature": 0.0, "ignore_eos": False, "min_new_tokens": least}
-        record = serve_one(subject, declare(cut.token), cut.prompt, **{**changes, "max_new_tokens": least + 4})
+        record = serve_one(
+            subject, declare(cut.token), cut.prompt, **{**changes, "max_new_tokens": least + 4}
+        )
         if cut.token in record.output_tokens[:least] or len(record.output_tokens) < least:
             raise Broken(f"min_new_tokens {least}, EOS {cut.token}: {tokens_shown(record.output_tokens)}")
     return f"{len(cuts)} texts go on to their minimum past an EOS"

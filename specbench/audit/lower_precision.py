@@ -107,7 +107,9 @@ class Instrument:
     def _measure(self, widths: Sequence[int]) -> Floor:
         subject = self.subject
         rows = min(subject.engine.rows, subject.rows)
-        meter = FloorMeter(subject.engine.runner, self.oracle(), widths, rows)
+        oracle = self.oracle()
+        drafts = [SyntheticLaw(oracle, subject.scales[name]) for name in ("good", "bad")]
+        meter = FloorMeter(subject.engine.runner, oracle, widths, rows, drafts)
         wanted = FEWEST_TOKENS * min(1.0, subject.budget.tokens / BUDGETS["quick"].tokens)
         decoder = session._Auditor(subject, "ordinary", lambda strategy: strategy, lambda _: None)
         number = 0
@@ -279,9 +281,7 @@ class _Auditor:
         prompt = self.subject.prompts[number % len(self.subject.prompts)]
         return Request(number, prompt, sampling, f"audit-{number}")
 
-    def _scored(
-        self, found: Sequence[session._Sequence], law: DraftLaw
-    ) -> list[tuple[int, Scores, float]]:
+    def _scored(self, found: Sequence[session._Sequence], law: DraftLaw) -> list[tuple[int, Scores, float]]:
         """Score whole outputs against the reference; return number, scores and log p of each, in order."""
         by_prompt: dict[tuple[int, ...], list[int]] = {}
         for place, served in enumerate(found):
@@ -502,9 +502,7 @@ class _Auditor:
         found: list[list[float | None]] = []
         if self.witness:
             witness = np.concatenate(self.witness)
-            found.append(
-                margin_power.by_one_arm(witness, margin=self.margin.margin, alpha=self.margin.alpha)
-            )
+            found.append(margin_power.by_one_arm(witness, margin=self.margin.margin, alpha=self.margin.alpha))
         if self.paired.scale is not None:
             on, off = (np.stack(arm.sums)[CALIBRATION_PAIRS:] for arm in self.arms)
             found.append(

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.audit.alternatives import Alternatives
 from specbench.audit.betting import FloatArray
+from specbench.audit.draft_laws import DraftLaw
 from specbench.audit.reference import Oracle
 from specbench.audit.verdicts import FloorRow
 from specbench.runtime.runner import ModelRunner
@@ -27,10 +29,14 @@ Text = tuple[tuple[int, ...], tuple[int, ...]]
 
 HIGH = 0.99
 MARGIN_FACTOR = 2.0
-"""The margin is this many times the largest mean distance. The mean over the contexts that are measured bounds
-the shift of any set of tokens there; twice it leaves room for those that are audited."""
+"""The margin is this many times the largest shift that was measured: contexts that are audited are others."""
+ERRORS = 3.0
+"""Standard errors, the text being the unit, that are added to a shift before that."""
+SHIFTS_EVERY = 4
+"""Shifts of sets are worked out along one text in so many; distances along all."""
 FEW_TEXTS = 8
-"""Texts that are also read alone, one row at a time."""
+"""Texts that are also read alone, one row at a time: for what is shown. Audits decode in batches, and margins are
+for those."""
 LOGIT_VALUES = 200_000_000
 """Most logits kept at a time [rows * tokens * vocab], per width: 400 MB in bfloat16."""
 
@@ -119,15 +125,21 @@ class _Distances:
 class Floor:
     """What was measured; `rows` as they are shown.
 
-    `margin` is for the distance from the reference, `paired_margin` for that between the widths of
-    decoding with and without drafts. `regrets` are those of the most likely token of ordinary decoding, in
-    logits. `likelihood_excess` is the largest mean over settings of log E[p_engine / p_reference] per token,
-    what rounding adds to the expected likelihood of a text that is drawn twice.
+    Rounding moves a law by its TV distance, but this way here and that way there. What a test of a direction
+    sees of it is the mean shift of the direction's set A: how much more likely A is than the reference says.
+    The largest such mean, over directions, drafts and widths, with `ERRORS` standard errors and times
+    `MARGIN_FACTOR`, is `margin`. `paired_margin` is the same of decoding at other widths against ordinary
+    decoding. `largest_shift` is the largest mean itself, and the direction it is in.
+
+    `regrets` are those of the most likely token of ordinary decoding, in logits. `likelihood_excess` is the
+    largest mean over settings of log E[p_engine / p_reference] per token, what rounding adds to the expected
+    likelihood of a text that is drawn twice.
     """
 
     rows: tuple[FloorRow, ...]
     margin: float
     paired_margin: float
+    largest_shift: tuple[float, str]
     regrets: FloatArray
     likelihood_excess: float
 
@@ -140,9 +152,17 @@ class FloorMeter:
         oracle: the reference.
         widths: tokens per row of one forward, 1 for ordinary decoding and those of speculation.
         rows: texts in one batch at most.
+        drafts: the laws of drafts, on which the sets of some directions depend.
     """
 
-    def __init__(self, runner: ModelRunner, oracle: Oracle, widths: Sequence[int], rows: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        oracle: Oracle,
+        widths: Sequence[int],
+        rows: int,
+        drafts: Sequence[DraftLaw],
+    ) -> None:
         self.runner = runner
         self.oracle = oracle
         self.widths = sorted({1, *widths})
@@ -150,6 +170,9 @@ class FloorMeter:
         self.regrets: list[FloatArray] = []
         self._distances: dict[tuple[int, int, str], _Distances] = {}
         self._excess: dict[tuple[int, int], list[float]] = {}
+        self._shifts: dict[tuple[int, int, str], list[FloatArray]] = {}
+        self._alternatives = Alternatives(has_draft=True)
+        self._drafts = drafts
         self._alone = 0
 
     @property
@@ -164,62 +187,87 @@ class FloorMeter:
         for start in range(0, len(texts), size):
             chunk = texts[start : start + size]
             logits = {width: led_along(self.runner, chunk, width) for width in self.widths}
-            for place, reference in self._references(chunk):
+            for place, raw in self._reference_logits(chunk):
+                text = chunk[place]
+                laws = {
+                    (size, w): law_after_first(self.oracle, text, rows[place]) for w, rows in logits.items()
+                }
                 alone = size > 1 and self._alone < FEW_TEXTS
                 self._alone += alone
-                self._compare(chunk[place], reference, {w: rows[place] for w, rows in logits.items()}, size)
-                if alone:
-                    self._compare_alone(chunk[place], reference, logits, place, size)
+                for width in self.widths if alone else ():
+                    single = led_along(self.runner, [text], width)[0]
+                    laws[1, width] = law_after_first(self.oracle, text, single)
+                self._compare(text, raw, laws, size, shifts=place % SHIFTS_EVERY == 0)
 
-    def _references(self, texts: Sequence[Text]) -> Iterator[tuple[int, Tensor]]:
-        """Yield the reference's laws of every token of an output but the first, one text after the other."""
+    def _reference_logits(self, texts: Sequence[Text]) -> Iterator[tuple[int, Tensor]]:
+        """Yield the reference's logits of every token of an output, one text after the other."""
         by_prompt: dict[tuple[int, ...], list[int]] = {}
         for place, (prompt, _) in enumerate(texts):
             by_prompt.setdefault(prompt, []).append(place)
         for prompt, places in by_prompt.items():
             for index, logits in self.oracle.rows(prompt, [texts[place][1] for place in places]):
-                yield places[index], law_after_first(self.oracle, texts[places[index]], logits[1:])
+                yield places[index], logits
 
-    def _compare(self, text: Text, reference: Tensor, logits: dict[int, Tensor], batch: int) -> None:
-        """Compare the laws along one text with the reference's, and with those at width 1."""
-        laws = {width: law_after_first(self.oracle, text, rows) for width, rows in logits.items()}
-        for width, law in laws.items():
-            self._note(batch, width, law, reference)
-            if width > 1:
-                self._distance(batch, width, f"batch {batch}, width 1", law, laws[1])
-
-    def _compare_alone(
-        self, text: Text, reference: Tensor, logits: dict[int, Tensor], place: int, batch: int
+    def _compare(
+        self, text: Text, raw: Tensor, laws: dict[tuple[int, int], Tensor], batch: int, *, shifts: bool
     ) -> None:
-        """Compare a text read in one row with the reference, and with itself in a batch."""
-        for width in self.widths:
-            law = law_after_first(self.oracle, text, led_along(self.runner, [text], width)[0])
-            self._note(1, width, law, reference)
-            self._distance(1, width, f"batch {batch}, width {width}", law, law_after_first(self.oracle, text, logits[width][place]))
+        """Compare the laws along one text, by batch and width, with the reference's and with one another.
+
+        Each is compared with the reference; a width with width 1 of the same batch; one row with the same
+        width in a batch.
+        """
+        prompt, output = text
+        p = self.oracle.law(raw, prompt, output).cpu()
+        reference = p[1:]
+        pairs = []
+        for (size, width), law in laws.items():
+            self._note(size, width, law, reference)
+            pairs.append(((size, width, "reference"), law, reference))
+            if size == batch and width > 1:
+                pairs.append(((size, width, f"batch {batch}, width 1"), law, laws[batch, 1]))
+            elif size != batch:
+                pairs.append(((size, width, f"batch {batch}, width {width}"), law, laws[batch, width]))
+        for key, law, other in pairs:
+            kept = self._distances.setdefault(key, _Distances(*key))
+            kept.values.append(((law - other).abs().sum(-1) / 2).numpy())
+        if not shifts:
+            return
+        pairs = [pair for pair in pairs if pair[0][0] == batch]
+        differences = [reference + law - other for _, law, other in pairs]
+        found = []
+        for draft in self._drafts:
+            q = draft.laws(prompt, output, raw, p).cpu()[1:]
+            found.append(self._alternatives.shifts(reference, q, differences).mean(0))
+        for place, (key, _, _) in enumerate(pairs):
+            self._shifts.setdefault(key, []).append(np.stack([each[place] for each in found]))
 
     def _note(self, batch: int, width: int, law: Tensor, reference: Tensor) -> None:
-        self._distance(batch, width, "reference", law, reference)
         best = law.argmax(-1, keepdim=True)
         fallen = reference.max(-1).values.log() - reference.gather(-1, best).squeeze(-1).log()
         self.regrets.append((fallen * self.oracle.sampling.temperature).clamp(0, 1e6).numpy())
         ratio = torch.where(reference > 0, law * law / reference.clamp_min(1e-300), 0.0).sum(-1)
         self._excess.setdefault((batch, width), []).append(float(ratio.clamp_min(1e-300).log().mean()))
 
-    def _distance(self, batch: int, width: int, against: str, one: Tensor, other: Tensor) -> None:
-        tv = (one - other).abs().sum(-1) / 2
-        kept = self._distances.setdefault((batch, width, against), _Distances(batch, width, against))
-        kept.values.append(tv.numpy())
-
     def result(self) -> Floor:
         """Return what was found, the margins by `MARGIN_FACTOR`."""
         rows = tuple(self._distances[key].row() for key in sorted(self._distances))
-        from_reference = [row.mean for row in rows if row.against == "reference"]
-        between = [row.mean for row in rows if row.against != "reference"]
+        bounds = {"reference": 0.0, "ordinary": 0.0}
+        largest = (0.0, self._alternatives.directions[0].name)
+        for (_, _, against), values in self._shifts.items():
+            means = np.stack(values)  # [texts, drafts, directions]
+            shift = np.abs(means.mean(0))
+            error = means.std(0) / np.sqrt(max(1, len(means) - 1))
+            kind = "reference" if against == "reference" else "ordinary"
+            bounds[kind] = max(bounds[kind], float((shift + ERRORS * error).max()))
+            if kind == "reference" and shift.max() > largest[0]:
+                column = int(shift.max(0).argmax())
+                largest = float(shift.max()), self._alternatives.directions[column].name
         excess = max(float(np.mean(values)) for values in self._excess.values())
         return Floor(
             rows,
-            margin=MARGIN_FACTOR * max(from_reference),
-            paired_margin=MARGIN_FACTOR * max(between, default=0.0),
+            margin=MARGIN_FACTOR * bounds["reference"],
+            paired_margin=MARGIN_FACTOR * bounds["ordinary"],
+            largest_shift=largest,
             regrets=np.concatenate(self.regrets),
             likelihood_excess=max(0.0, excess),
         )

@@ -82,7 +82,9 @@ def lower_bound(arms: Sequence[tuple[Drawn, Drawn]], alpha: float) -> float:
         cell = cells([*chosen_on, *chosen_off])
         rates_on, rates_off = (Counter(map(cell, part)) for part in (chosen_on, chosen_off))
         favoured = {
-            label for label in rates_on if rates_on[label] / len(chosen_on) > rates_off[label] / len(chosen_off)
+            label
+            for label in rates_on
+            if rates_on[label] / len(chosen_on) > rates_off[label] / len(chosen_off)
         }
         weight = (len(on) + len(off)) / total
         shares = [np.mean([cell(c) in favoured for c in part]) for part in (other_on, other_off)]
