@@ -19,7 +19,16 @@ from torch import Tensor
 
 from specbench.audit import continuations, margin_power, session, tolerant_contracts, two_arms
 from specbench.audit.alternatives import Alternatives, FloatArray, Plan, Scores
-from specbench.audit.budget import BUDGETS, RUN_ALPHA, Budget, Control, Speculation, alpha_for, combine
+from specbench.audit.budget import (
+    BUDGETS,
+    RUN_ALPHA,
+    Budget,
+    Control,
+    Setting,
+    Speculation,
+    alpha_for,
+    combine,
+)
 from specbench.audit.collisions import Collisions
 from specbench.audit.contracts import ContractResult
 from specbench.audit.contracts import component as contracts_component
@@ -40,7 +49,7 @@ from specbench.audit.verdicts import (
 )
 from specbench.records import Request, SamplingParams, derived_seed
 
-SETTING = "lower precision"
+SETTING: Setting = "lower precision"
 OFF_STREAMS = 100
 """Regimes have the streams of random numbers from 0 on; their ordinary arms those from here on."""
 FLOOR_STREAM = 900
@@ -101,7 +110,14 @@ class Instrument:
         """Return the floor as it is stored."""
         floor = self.floor
         return FloorRecord(
-            self.reference, floor.rows, floor.margin, floor.paired_margin, self.tolerance.value, continuation
+            reference=self.reference,
+            rows=floor.rows,
+            margin=floor.margin,
+            paired_margin=floor.paired_margin,
+            largest_shift=floor.largest_shift[0],
+            direction=floor.largest_shift[1],
+            regret=self.tolerance.value,
+            continuation=continuation,
         )
 
     def _measure(self, widths: Sequence[int]) -> Floor:

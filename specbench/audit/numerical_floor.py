@@ -35,8 +35,8 @@ ERRORS = 3.0
 SHIFTS_EVERY = 4
 """Shifts of sets are worked out along one text in so many; distances along all."""
 FEW_TEXTS = 8
-"""Texts that are also read alone, one row at a time: for what is shown. Audits decode in batches, and margins are
-for those."""
+"""Texts that are also read alone, one row at a time: for what is shown. Audits decode in batches, and margins
+are for those."""
 LOGIT_VALUES = 200_000_000
 """Most logits kept at a time [rows * tokens * vocab], per width: 400 MB in bfloat16."""
 

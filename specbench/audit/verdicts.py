@@ -116,15 +116,18 @@ class FloorRow:
 class FloorRecord:
     """What rounding does to ordinary decoding in lower precision, measured before anything is judged.
 
-    `reference` says what scored the output. `margin` is the TV per token from the reference that accuses
-    nobody, `paired_margin` that between speculation on and off. `regret` is the tolerance at temperature 0, in
-    logits. `continuation` bounds the TV of whole continuations at two widths; None where they were not drawn.
+    `reference` says what scored the output. `margin` is the mean shift per token from the reference that
+    accuses nobody, `paired_margin` that between speculation on and off, both in TV, and `largest_shift` the
+    largest that was measured, in `direction`. `regret` is the tolerance at temperature 0, in logits.
+    `continuation` bounds the TV of whole continuations at two widths; None where they were not drawn.
     """
 
     reference: str
     rows: tuple[FloorRow, ...]
     margin: float
     paired_margin: float
+    largest_shift: float
+    direction: str
     regret: float
     continuation: float | None = None
 
@@ -138,8 +141,8 @@ class AuditRecord:
     `detectable` gives, per direction, the TV per token that would have been found with probability .99, or
     all that there is to find where that is less. `acceptance` is by regime, of the
     positions that had a draft and were reached; None where nothing was drafted. In lower precision `log_e`,
-    `alternative` and `effect` are those of the paired test, `tokens` are those of one arm, and `floor` is what
-    was measured of the precision itself.
+    `alternative` and `effect` are those of the paired test, `tokens` are those of one arm, and `floor` is
+    what was measured of the precision itself.
     """
 
     strategy: str

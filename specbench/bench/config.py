@@ -88,7 +88,7 @@ class RunConfig:
             budget_named(self.audit_budget)
         elif self.audit and self.audit_dtype in ("bfloat16", "float16"):
             raise UsageError(
-                f"--audit-dtype is {self.audit_dtype}; continuations by themselves are judged in float32 only",
+                f"--audit-dtype is {self.audit_dtype}; continuations alone are judged in float32 only",
                 hint="add --audit-budget quick, which measures what rounding does, or leave it out",
             )
         parse_sampling(self.sampling)
