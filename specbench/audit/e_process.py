@@ -522,6 +522,7 @@ class MarginProcess:
         self.margin = margin
         self.alpha = alpha
         self._evidence: FloatArray | None = None  # [stakes * directions]
+        self._directions = 0
         self._supremum = 0.0
 
     @property
@@ -539,10 +540,16 @@ class MarginProcess:
         """Whether the evidence has ever reached 1 / alpha."""
         return self._supremum >= -math.log(self.alpha)
 
+    @property
+    def best(self) -> int | None:
+        """The index of the direction with the most evidence; None before any token."""
+        return None if self._evidence is None else int(self._evidence.argmax()) % self._directions
+
     def update(self, scores: Scores) -> None:
         """Take the scores of tokens, in the order and with the completeness that `EProcess` asks for."""
         if len(scores) == 0:
             return
+        self._directions = scores.witness.shape[1]
         excess = scores.witness - self.margin
         bets = np.concatenate([np.log1p(stake * excess) for stake in self.stakes], axis=1)
         before = np.zeros(bets.shape[1]) if self._evidence is None else self._evidence
@@ -564,6 +571,7 @@ class MarginProcess:
         """Go on from a saved state."""
         process = cls(margin=state["margin"], alpha=state["alpha"])
         process._evidence = None if state["evidence"] is None else np.array(state["evidence"])
+        process._directions = 0 if process._evidence is None else len(process._evidence) // len(cls.stakes)
         process._supremum = state["supremum"]
         return process
 

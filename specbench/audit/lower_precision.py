@@ -163,6 +163,17 @@ class _Arm:
     """Of how far p(A) could have risen [directions]."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The evidence of one test, for the table. `alarm_at` is in tokens."""
+
+    test: str
+    words: str
+    log_e: float
+    bar: float
+    alarm_at: int | None
+
+
 def audit(
     instrument: Instrument,
     name: str,
@@ -235,6 +246,7 @@ class _Auditor:
         self.witness: list[FloatArray] = []
         self.plan: Plan = self.alternatives.empty_plan()
         self.unsupported = self.numbers = self.tokens = 0
+        self.margin_alarm_at: int | None = None
         self.continuation_floor: float | None = None
         self.off_draws = 0
 
@@ -276,9 +288,13 @@ class _Auditor:
         for arm, is_on in zip(scored, (True, False), strict=True):
             self._take(arm, is_on=is_on)
         sums = [np.stack(arm.sums[len(arm.sums) - len(both) :]) for arm in self.arms] if both else []
+        scored_tokens = self.tokens
         for number, scores, log_p in scored[0]:
             served = found[0][number]
             self.margin.update(scores)
+            scored_tokens += len(scores)
+            if self.margin.is_rejected and self.margin_alarm_at is None:
+                self.margin_alarm_at = scored_tokens
             slack = self.instrument.floor.likelihood_excess * MARGIN_FACTOR * len(scores)
             key = regime.name, served.prompt
             self.collisions.add(key, served.record.output_tokens, min(0.0, log_p + slack))
@@ -441,7 +457,7 @@ class _Auditor:
             promised_tv=subject.budget.promised_tv,
             lost=self.on.lost + self.off.lost,
         )
-        alarm_at = None if mixture.alarm_at is None else mixture.alarm_at + CALIBRATION_PAIRS
+        shown = self._shown()
         return AuditRecord(
             strategy=self.name,
             verdict=conclusion.verdict,
@@ -454,11 +470,11 @@ class _Auditor:
             prompts=len(subject.prompts),
             dtype=subject.dtype,
             alpha=sum(component.alpha for component in components),
-            log_e=mixture.peak,
-            bar=mixture.threshold,
-            tokens_at_alarm=None if alarm_at is None else sum(self.arms[0].lengths[:alarm_at]),
-            family="paired",
-            alternative=self.paired.best,
+            log_e=shown.log_e,
+            bar=shown.bar,
+            tokens_at_alarm=shown.alarm_at,
+            family=shown.test,
+            alternative=shown.words,
             regime=OWN if len(regimes) == 1 else "all",
             effect=self._effect(),
             detectable=detectable,
@@ -477,6 +493,16 @@ class _Auditor:
             injected=injected,
             floor=self.instrument.record(self.continuation_floor),
         )
+
+    def _shown(self) -> _Shown:
+        """Return the evidence that the table shows: the pairs', or the margin's where that alone alarmed."""
+        mixture, test = self.paired.mixture, self.margin
+        if test.is_rejected and not mixture.alarm and test.best is not None:
+            words = f"{self.directions[test.best]}, above the reference"
+            return _Shown("margin", words, test.log_supremum, -math.log(test.alpha), self.margin_alarm_at)
+        pairs = None if mixture.alarm_at is None else mixture.alarm_at + CALIBRATION_PAIRS
+        alarm_at = None if pairs is None else sum(self.arms[0].lengths[:pairs])
+        return _Shown("paired", self.paired.best, mixture.peak, mixture.threshold, alarm_at)
 
     def _evidence(self) -> list[ComponentResult]:
         """Return what every test but contracts and continuations says."""

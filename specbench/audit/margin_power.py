@@ -27,7 +27,7 @@ def favoured_mass(witness: npt.ArrayLike) -> FloatArray:
     [[0.25, 0.25, 0.0]]
     """
     values = np.asarray(witness, dtype=np.float64)
-    return np.asarray(np.where(values > 0, 1 - values, -values))
+    return np.asarray(np.where(values > 0, 1 - values, np.abs(values)))
 
 
 def _room(mass: FloatArray) -> FloatArray:

@@ -140,8 +140,9 @@ class AuditRecord:
     `tokens_at_alarm` tokens; `family`, `alternative` and `regime` say what fits best, whatever the verdict.
     `detectable` gives, per direction, the TV per token that would have been found with probability .99, or
     all that there is to find where that is less. `acceptance` is by regime, of the
-    positions that had a draft and were reached; None where nothing was drafted. In lower precision `log_e`,
-    `alternative` and `effect` are those of the paired test, `tokens` are those of one arm, and `floor` is
+    positions that had a draft and were reached; None where nothing was drafted. In lower precision `log_e`
+    and `alternative` are those of the paired test (`family` "paired"), or of the "margin" where that alone
+    alarmed, `effect` is that of speculation on against off, `tokens` are those of one arm, and `floor` is
     what was measured of the precision itself.
     """
 
