@@ -79,6 +79,16 @@ def control(instrument: Instrument) -> Control:
     return lower_precision.false_control(instrument, fault("accept_all"), "accept-all")
 
 
+def by_sequences(
+    instrument: Instrument, spec: str, controls: tuple[Control, ...] = (), injected: str | None = None
+) -> AuditRecord:
+    """Audit without contracts and continuations: by what is sampled and by regret alone."""
+    alter = fault(injected) if injected else lambda strategy: strategy
+    auditor = lower_precision._Auditor(instrument, spec, alter, lambda _: None)
+    auditor.draw()
+    return auditor.conclude((), None, controls, injected, {})
+
+
 def without_texts(instrument: Instrument, budget: Budget, seed: int = 0) -> Instrument:
     """Return the same instrument for another budget and seed, and without whole continuations."""
     other = copy.copy(instrument)
@@ -164,18 +174,16 @@ def test_correct_strategies_pass(instrument: Instrument, control: Control, spec:
 def test_correct_speculation_does_not_alarm_under_other_seeds(instrument: Instrument, seed: int) -> None:
     """No test alarms, whatever is drawn."""
     other = without_texts(instrument, BUDGET, seed=seed)
-    auditor = lower_precision._Auditor(other, "draft:k=3", lambda strategy: strategy, lambda _: None)
-    auditor.draw()
-    alarms = [component for component in auditor._evidence() if component.alarm]
-    assert not alarms
-    assert auditor.tokens >= BUDGET.tokens
+    record = by_sequences(other, "draft:k=3")
+    assert not any(component.alarm for component in record.components), record.components
+    assert record.tokens >= BUDGET.tokens
 
 
 @pytest.mark.parametrize("name", ["residual_from_p", "bonus_from_previous_row"])
 def test_faults_fail(instrument: Instrument, control: Control, name: str) -> None:
     """Each is found by what it does to the output, and its size is shown."""
-    wide = without_texts(instrument, Budget("test", 5000, 1.0))
-    record = audited(wide, "draft:k=3", control, alter=fault(name), injected=name)
+    wide = without_texts(instrument, Budget("test", 4000, 1.0))
+    record = by_sequences(wide, "draft:k=3", (control, AA), name)
     assert record.verdict == "FAIL", record.reasons
     assert record.injected == name
     assert record.tokens_at_alarm is not None
@@ -188,7 +196,7 @@ def test_too_few_tokens_are_inconclusive(instrument: Instrument, control: Contro
     """A promise that the tokens cannot keep is named; a tolerance from few tokens too."""
     other = without_texts(instrument, Budget("tiny", 300, 0.02))
     other.tolerance = replace(instrument.tolerance, tokens=300)
-    record = audited(other, "draft:k=3", control)
+    record = by_sequences(other, "draft:k=3", (control, AA))
     assert record.verdict == "INCONCLUSIVE"
     assert any("too few tokens" in reason for reason in record.reasons)
     assert any("tolerance rests on 300 tokens" in reason for reason in record.reasons)
@@ -202,7 +210,7 @@ def test_truncation_is_taken_off_and_named() -> None:
     small = replace(
         subject_in("bfloat16"), sampling=asked, branch_prompts=(), budget=Budget("tiny", 300, 1.0)
     )
-    record = lower_precision.audit(Instrument(small, TESTED), "draft:k=3")
+    record = by_sequences(Instrument(small, TESTED), "draft:k=3")
     words = next(c.words for c in record.components if c.name == "truncation")
     assert words.startswith("top_k, min_p left out")
     assert not any(component.alarm for component in record.components)
