@@ -434,7 +434,8 @@ class _Auditor:
         """Make one verdict of everything found."""
         subject, mixture = self.subject, self.paired.mixture
         if not self.on.speculates:
-            controls = [*controls, Control("ordinary decoding", False, mixture.alarm)]
+            alarm = mixture.alarm or self.margin.is_rejected
+            controls = [*controls, Control("ordinary decoding", False, alarm)]
         components = [*self._evidence(), contracts_component(promised)]
         if arms is not None:
             draws = arms.result.on_draws
