@@ -60,6 +60,22 @@ def test_a_fault_is_caught_and_can_be_looked_at(tmp_path: Path, capsys: Captured
     assert "gives another output" in capsys.readouterr().err
 
 
+def test_lower_precision_is_audited_beyond_its_floor(tmp_path: Path, capsys: Captured) -> None:
+    """Exit code 1 for a large fault, the floor beside it, and what cannot be judged is said."""
+    words = "audit --dtype bfloat16 --strategy draft:k=2 --inject accept-all --sampling top_k=5 --tokens 600"
+    assert main([*words.split(), "--run-id", "rounded", "--output", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert "rounding moves what top_k cut off" in shown.err
+    flat = " ".join(shown.out.split())
+    assert "In bfloat16 ordinary decoding itself is TV 0.00" in flat
+    assert "a float32 copy of its weights" in flat
+    records = AuditDocument.open(tmp_path / "rounded").records
+    assert [record.verdict for record in records] == ["INCONCLUSIVE", "FAIL"]
+    assert records[0].floor is not None
+    assert records[0].floor.rows[0].tokens > 0
+    assert records[0].dtype == "bfloat16"
+
+
 def test_too_few_tokens_end_inconclusive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
@@ -110,7 +126,7 @@ def test_an_interrupted_audit_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     ("arguments", "said"),
     [
         (["--budget", "huge"], "no budget 'huge'"),
-        (["--dtype", "bfloat16"], "exact in float32 only"),
+        (["--dtype", "float31"], "no dtype 'float31'"),
         (["--temperature", "0"], "--temperature is 0"),
         (["--tokens", "0"], "--tokens"),
         (["--inject", "accept-al"], "did you mean 'accept-all'"),

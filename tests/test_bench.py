@@ -360,6 +360,7 @@ def assert_refused(capsys: Captured, code: int, *words: str) -> None:
         (["--engine", "simulated:alpha=high"], ["alpha=high is not a number"]),
         (["--dtype", "float31"], ["no dtype 'float31'", "hint: --dtype takes"]),
         (["--audit-dtype", "float31"], ["no dtype 'float31'", "hint: --audit-dtype takes"]),
+        (["--audit-dtype", "bfloat16"], ["judged in float32 only", "hint: add --audit-budget quick"]),
         (["--engine", "simulated:beta=2"], ["no option 'beta'"]),
         (["--format", "xml"], ["no format 'xml'", "markdown"]),
         (["--limit", "0"], ["--limit"]),

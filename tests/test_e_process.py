@@ -323,7 +323,11 @@ def test_only_what_exceeds_the_margin_is_rejected() -> None:
     assert float((truth - p).abs().sum(1).sub(0.2).abs().max()) < 1e-9
     assert float(truth.min()) > 0
     for seed in range(5):
-        assert margin_run(truth, p, q, 0.03, seed).is_rejected
+        found = margin_run(truth, p, q, 0.03, seed)
+        assert found.is_rejected
+        assert found.log_supremum >= max(found.log_e_value, -math.log(ALPHA))
+        assert found.best is not None
+        assert ALL.directions[found.best].name in ("draft-mix", "lean-to-draft")
         assert not margin_run(truth, p, q, 0.1, seed).is_rejected
         assert not margin_run(p, p, q, 0.0, seed).is_rejected
 
@@ -333,6 +337,7 @@ def test_a_margin_is_a_distance() -> None:
     with pytest.raises(ValueError, match="distance in TV"):
         MarginProcess(margin=1.0, alpha=ALPHA)
     assert MarginProcess(margin=0.1, alpha=ALPHA).log_e_value == 0
+    assert MarginProcess(margin=0.1, alpha=ALPHA).best is None
     assert not MarginProcess(margin=0.1, alpha=ALPHA).is_rejected
 
 

@@ -15,7 +15,7 @@ business. It cannot happen under the null, so leaving it out keeps the expectati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -347,6 +347,23 @@ class Alternatives:
         contrast = _Contrast.of(direction, rows)
         return rows.p * contrast.ratio(strength, contrast.v)
 
+    def shifts(self, p: Tensor, q: Tensor | None, laws: Sequence[Tensor]) -> FloatArray:
+        """Return by how much other laws exceed p on each direction's set A `[T, laws, directions]`.
+
+        A is as in `Scores.witness`: the expectation of that under a law, instead of its value at a token.
+
+        Args:
+            p: `[T, V]`, as in `score`.
+            q: `[T, V]`, as in `score`.
+            laws: Distributions `[T, V]` float64.
+        """
+        parts = []
+        for start, rows in self._chunks(p, q):
+            excess = torch.stack([law[start : start + len(rows.p)].to(rows.p) - rows.p for law in laws], 1)
+            sets = [_favoured(d, rows).double() for d in self.directions]
+            parts.append(torch.stack([torch.einsum("nlv,nv->nl", excess, a) for a in sets], -1))
+        return np.asarray(torch.cat(parts).cpu().numpy())
+
     def plan(self, p: Tensor, q: Tensor | None = None) -> Plan:
         """Sum, over contexts, what every alternative would earn if a direction were true: see `Plan`.
 
@@ -404,8 +421,7 @@ class Alternatives:
                 contrast, v = contrasts[source]
                 factors += [contrast.ratio(sign * strength, v) for strength in direction.strengths]
             if name == source:
-                favoured = _unlikely(rows) if direction.is_power else contrast.v > contrast.mean
-                favoured = favoured & rows.support
+                favoured = _favoured(direction, rows, None if direction.is_power else contrast)
                 expected = (rows.p * favoured).sum(-1, keepdim=True)
                 witness[name] = favoured.gather(1, at).double() - expected
             else:
@@ -432,6 +448,16 @@ def _mixed(ratio: Tensor) -> Tensor:
 def _unlikely(rows: _Rows) -> Tensor:
     """Tokens more surprising than the average one: what a slightly higher temperature makes more likely."""
     return rows.log_p < (rows.p * rows.log_p).sum(-1, keepdim=True)
+
+
+def _favoured(direction: Direction, rows: _Rows, contrast: _Contrast | None = None) -> Tensor:
+    """Return A, the tokens that a direction makes more likely, `[n, vocab]` bool."""
+    if source := _MIRRORED.get(direction.name):
+        return ~_favoured(next(d for d in DIRECTIONS if d.name == source), rows) & rows.support
+    if direction.is_power:
+        return _unlikely(rows) & rows.support
+    contrast = contrast or _Contrast.of(direction.name, rows)
+    return (contrast.v > contrast.mean) & rows.support
 
 
 def _powers(rows: _Rows, exponent: float) -> tuple[Tensor, Tensor]:

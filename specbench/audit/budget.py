@@ -13,7 +13,7 @@ from specbench.errors import UsageError, did_you_mean
 RUN_ALPHA = 1e-3
 """The chance that a run with only correct strategies reports one as FAIL."""
 
-Setting = Literal["in process", "server"]
+Setting = Literal["in process", "lower precision", "server"]
 
 SHARES: Mapping[Setting, Mapping[str, float]] = {
     "in process": {
@@ -24,6 +24,13 @@ SHARES: Mapping[Setting, Mapping[str, float]] = {
         "proposals": 0.05,
         "support": 0.05,
         "greedy regret": 0.05,
+    },
+    "lower precision": {
+        "paired": 0.6,
+        "margin": 0.1,
+        "chi-squared": 0.1,
+        "collisions": 0.1,
+        "greedy regret": 0.1,
     },
     "server": {"paired": 0.6, "chi-squared": 0.3, "collisions": 0.1},
 }

@@ -90,15 +90,17 @@ def check(subject: Subject, names: Sequence[str] | None = None) -> tuple[Contrac
         subject: The decoder and what it claims.
         names: Some of `CONTRACTS`; all by default.
     """
-    results = []
-    for name in CONTRACTS if names is None else names:
-        try:
-            results.append(ContractResult(name, True, CONTRACTS[name](subject)))
-        except Broken as breach:
-            results.append(ContractResult(name, False, str(breach)))
-        except NotTested as gap:
-            results.append(ContractResult(name, None, str(gap)))
-    return tuple(results)
+    return tuple(asked(name, CONTRACTS[name], subject) for name in (CONTRACTS if names is None else names))
+
+
+def asked(name: str, contract: Callable[[Subject], str], subject: Subject) -> ContractResult:
+    """Ask one contract of a decoder."""
+    try:
+        return ContractResult(name, True, contract(subject))
+    except Broken as breach:
+        return ContractResult(name, False, str(breach))
+    except NotTested as gap:
+        return ContractResult(name, None, str(gap))
 
 
 def component(results: Sequence[ContractResult], tokens: int = 0) -> ComponentResult:
@@ -119,12 +121,12 @@ def component(results: Sequence[ContractResult], tokens: int = 0) -> ComponentRe
 # Serving
 
 
-def _request(subject: Subject, number: int, prompt: Sequence[int], **changes: Any) -> Request:
+def made_request(subject: Subject, number: int, prompt: Sequence[int], **changes: Any) -> Request:
     sampling = replace(subject.sampling, **{"max_new_tokens": subject.length, **changes})
     return Request(number, tuple(prompt), sampling, f"contract-{number}")
 
 
-def _serve(generate: Generate, requests: Sequence[Request]) -> list[RequestRecord]:
+def served(generate: Generate, requests: Sequence[Request]) -> list[RequestRecord]:
     """Return the records in the order of the requests; each request must have one, without an error."""
     records = {record.request: record for record in generate(requests)}
     for request in requests:
@@ -135,22 +137,23 @@ def _serve(generate: Generate, requests: Sequence[Request]) -> list[RequestRecor
     return [records[request.id] for request in requests]
 
 
-def _all(subject: Subject, generate: Generate | None = None, **changes: Any) -> list[RequestRecord]:
+def serve_all(subject: Subject, generate: Generate | None = None, **changes: Any) -> list[RequestRecord]:
     """Serve every prompt in one batch with one set of parameters, seeds apart."""
     requests = [
-        _request(subject, i, prompt, **{"seed": 7 + i, **changes}) for i, prompt in enumerate(subject.prompts)
+        made_request(subject, i, prompt, **{"seed": 7 + i, **changes})
+        for i, prompt in enumerate(subject.prompts)
     ]
-    return _serve(generate or subject.generate, requests)
+    return served(generate or subject.generate, requests)
 
 
-def _one(subject: Subject, generate: Generate, prompt: Sequence[int], **changes: Any) -> RequestRecord:
-    return _serve(generate, [_request(subject, 0, prompt, **changes)])[0]
+def serve_one(subject: Subject, generate: Generate, prompt: Sequence[int], **changes: Any) -> RequestRecord:
+    return served(generate, [made_request(subject, 0, prompt, **changes)])[0]
 
 
 def _expect(record: RequestRecord, tokens: Sequence[int], reason: FinishReason, case: str) -> None:
     """Compare one output with what it must be."""
     if record.output_tokens != tuple(tokens):
-        raise Broken(f"{case}: {_shown(record.output_tokens)}; expected {_shown(tokens)}")
+        raise Broken(f"{case}: {tokens_shown(record.output_tokens)}; expected {tokens_shown(tokens)}")
     if record.finish_reason != reason:
         raise Broken(f"{case}: finish reason '{record.finish_reason}'; expected '{reason}'")
 
@@ -159,11 +162,11 @@ def _equal(some: Sequence[RequestRecord], others: Sequence[RequestRecord], case:
     """Compare outputs of the same requests."""
     for one, other in zip(some, others, strict=True):
         if one.output_tokens != other.output_tokens:
-            shown = f"{_shown(one.output_tokens)} and {_shown(other.output_tokens)}"
+            shown = f"{tokens_shown(one.output_tokens)} and {tokens_shown(other.output_tokens)}"
             raise Broken(f"request {one.request}, {case}: {shown}")
 
 
-def _shown(tokens: Sequence[int]) -> str:
+def tokens_shown(tokens: Sequence[int]) -> str:
     listed = " ".join(map(str, tokens[:12]))
     return f"{len(tokens)} tokens [{listed}{' …' if len(tokens) > 12 else ''}]"
 
@@ -195,9 +198,11 @@ class _Cut:
         return self.whole[: self.place + 1]
 
 
-def _cuts(subject: Subject) -> list[_Cut]:
+def find_cuts(subject: Subject) -> list[_Cut]:
     """Find places to stop: with drafts, such that an accepted run goes on beyond them."""
-    found = [list(islice(_cuts_of(record, subject.max_draft), CUTS)) for record in _all(subject, **GREEDY)]
+    found = [
+        list(islice(_cuts_of(record, subject.max_draft), CUTS)) for record in serve_all(subject, **GREEDY)
+    ]
     # One of each prompt in turn, so that a few cuts meet all prompts.
     by_turn = [cuts[turn] for turn in range(CUTS) for cuts in found if turn < len(cuts)][:CUTS]
     if not by_turn:
@@ -215,7 +220,7 @@ def _cuts_of(record: RequestRecord, max_draft: int) -> Iterator[_Cut]:
         begin += size
 
 
-def _declaring(subject: Subject) -> Callable[[int], Generate]:
+def declaring(subject: Subject) -> Callable[[int], Generate]:
     if subject.with_eos is None:
         raise NotTested("the EOS of this engine cannot be declared")
     return subject.with_eos
@@ -226,61 +231,62 @@ def _declaring(subject: Subject) -> Callable[[int], Generate]:
 
 def length_limits(subject: Subject) -> str:
     """Give exactly max_new_tokens tokens, for each of 1 .. k + 3, the beginning of the longer output."""
-    longest = _all(subject, **GREEDY, max_new_tokens=subject.max_draft + 3)
+    longest = serve_all(subject, **GREEDY, max_new_tokens=subject.max_draft + 3)
     for limit in range(1, subject.max_draft + 4):
-        for record, long in zip(_all(subject, **GREEDY, max_new_tokens=limit), longest, strict=True):
+        for record, long in zip(serve_all(subject, **GREEDY, max_new_tokens=limit), longest, strict=True):
             _expect(record, long.output_tokens[:limit], "length", f"max_new_tokens {limit}")
             if len(record.output_tokens) != limit:
-                raise Broken(f"max_new_tokens {limit}: {_shown(record.output_tokens)}")
+                raise Broken(f"max_new_tokens {limit}: {tokens_shown(record.output_tokens)}")
     return f"outputs of 1 to {subject.max_draft + 3} tokens have exactly that length"
 
 
 def eos_in_accepted_run(subject: Subject) -> str:
     """End at an EOS in mid-run, keep it as the last token, and emit nothing accepted after it."""
-    declare, cuts = _declaring(subject), _cuts(subject)
+    declare, cuts = declaring(subject), find_cuts(subject)
     for cut in cuts:
-        record = _one(subject, declare(cut.token), cut.prompt, temperature=0.0, ignore_eos=False)
+        record = serve_one(subject, declare(cut.token), cut.prompt, temperature=0.0, ignore_eos=False)
         _expect(record, cut.kept, "eos", f"EOS {cut.token} at position {cut.place}")
     return f"{len(cuts)} texts end at an EOS" + (" inside an accepted run" if subject.max_draft else "")
 
 
 def stop_ids(subject: Subject) -> str:
     """End at a stop token of the request itself, kept as the last token."""
-    cuts = _cuts(subject)
+    cuts = find_cuts(subject)
     requests = [
-        _request(subject, i, cut.prompt, **GREEDY, stop_token_ids=(cut.token,)) for i, cut in enumerate(cuts)
+        made_request(subject, i, cut.prompt, **GREEDY, stop_token_ids=(cut.token,))
+        for i, cut in enumerate(cuts)
     ]
-    for record, cut in zip(_serve(subject.generate, requests), cuts, strict=True):
+    for record, cut in zip(served(subject.generate, requests), cuts, strict=True):
         _expect(record, cut.kept, "stop", f"stop id {cut.token} at position {cut.place}")
     return f"{len(cuts)} texts of one batch end at their own stop ids"
 
 
 def ignore_eos(subject: Subject) -> str:
     """Go on past an EOS when asked to."""
-    declare, cuts = _declaring(subject), _cuts(subject)
+    declare, cuts = declaring(subject), find_cuts(subject)
     for cut in cuts:
-        record = _one(subject, declare(cut.token), cut.prompt, **GREEDY)
+        record = serve_one(subject, declare(cut.token), cut.prompt, **GREEDY)
         _expect(record, cut.whole, "length", f"EOS {cut.token} ignored")
     return f"{len(cuts)} texts go on past an EOS that is ignored"
 
 
 def finish_reasons(subject: Subject) -> str:
     """Say 'eos' where an EOS is the last token of the budget, and 'length' where it would have been next."""
-    declare, cuts = _declaring(subject), _cuts(subject)
+    declare, cuts = declaring(subject), find_cuts(subject)
     for cut in cuts:
         generate = declare(cut.token)
         for limit in (cut.place + 1, cut.place):
             if limit:
                 reason: FinishReason = "eos" if limit > cut.place else "length"
                 changes = {"temperature": 0.0, "ignore_eos": False, "max_new_tokens": limit}
-                record = _one(subject, generate, cut.prompt, **changes)
+                record = serve_one(subject, generate, cut.prompt, **changes)
                 _expect(record, cut.whole[:limit], reason, f"EOS at {cut.place}, limit {limit}")
     return f"right at {len(cuts)} texts that end with their budget or one token later"
 
 
 def usage_counts(subject: Subject) -> str:
     """Count as many tokens as there are, and return the prompt that was sent."""
-    for record, prompt in zip(_all(subject, **SAMPLED), subject.prompts, strict=True):
+    for record, prompt in zip(serve_all(subject, **SAMPLED), subject.prompts, strict=True):
         if record.prompt_tokens != prompt:
             raise Broken(f"request {record.request} returns another prompt than was sent")
         if sum(record.chunk_sizes) != len(record.output_tokens) or not all(record.chunk_sizes):
@@ -297,8 +303,8 @@ def distinct_samples(subject: Subject) -> str:
     """
     most = 0
     for prompt in subject.prompts:
-        requests = [_request(subject, i, prompt, **SAMPLED, seed=31 + i) for i in range(SAMPLES)]
-        outputs = {record.output_tokens for record in _serve(subject.generate, requests)}
+        requests = [made_request(subject, i, prompt, **SAMPLED, seed=31 + i) for i in range(SAMPLES)]
+        outputs = {record.output_tokens for record in served(subject.generate, requests)}
         most = max(most, len(outputs))
     if most < SAMPLES:
         raise Broken(f"at most {most} of {SAMPLES} samples of a prompt differ, under different seeds")
@@ -307,24 +313,24 @@ def distinct_samples(subject: Subject) -> str:
 
 def seeds(subject: Subject) -> str:
     """Give the same output under the same seed; that of ordinary decoding where that is claimed."""
-    first = _all(subject, **SAMPLED)
-    _equal(first, _all(subject, **SAMPLED), "the same seed twice")
+    first = serve_all(subject, **SAMPLED)
+    _equal(first, serve_all(subject, **SAMPLED), "the same seed twice")
     if not subject.repeats_ordinary:
         return "the same seeds give the same outputs"
     if subject.ordinary is None:
         raise NotTested("there is no ordinary decoding to compare with")
-    _equal(first, _all(subject, subject.ordinary, **SAMPLED), "the same seed in ordinary decoding")
+    _equal(first, serve_all(subject, subject.ordinary, **SAMPLED), "the same seed in ordinary decoding")
     return "the same seeds give the same outputs, also in ordinary decoding"
 
 
 def second_call(subject: Subject) -> str:
     """Leave nothing behind: the same call again, after others, gives the same."""
     kinds = (GREEDY, SAMPLED) if subject.counter_seeds else (GREEDY,)
-    before = [_all(subject, **kind) for kind in kinds]
+    before = [serve_all(subject, **kind) for kind in kinds]
     reverse = replace(subject, prompts=subject.prompts[::-1])
-    _all(reverse, **{**SAMPLED, "seed": 1, "max_new_tokens": subject.max_draft + 1})
+    serve_all(reverse, **{**SAMPLED, "seed": 1, "max_new_tokens": subject.max_draft + 1})
     for kind, records in zip(kinds, before, strict=True):
-        _equal(records, _all(subject, **kind), "the same call again")
+        _equal(records, serve_all(subject, **kind), "the same call again")
     return "a call repeated after another gives the same outputs"
 
 
@@ -337,17 +343,17 @@ def alone_or_in_a_batch(subject: Subject) -> str:
         {"temperature": 1.0, "min_p": 0.05},
     )
     requests = [
-        _request(
+        made_request(
             subject, i, prompt, **{**kinds[(i + shift) % len(kinds)], "seed": 50 + i, "ignore_eos": True}
         )
         for shift in range(2)
         for i, prompt in enumerate(subject.prompts, start=shift * len(subject.prompts))
     ]
-    together = _serve(subject.generate, requests)
+    together = served(subject.generate, requests)
     compared = 0
     for request, record in zip(requests, together, strict=True):
         if request.sampling.temperature == 0 or subject.counter_seeds:
-            _equal([record], _serve(subject.generate, [request]), "in a batch and alone")
+            _equal([record], served(subject.generate, [request]), "in a batch and alone")
             compared += 1
     return f"{compared} requests give alone what they give in a batch of unlike ones"
 
@@ -355,14 +361,14 @@ def alone_or_in_a_batch(subject: Subject) -> str:
 def logit_bias(subject: Subject) -> str:
     """Emit nothing but a token with a bias of +100, and never one with -100."""
     _require(subject, "logit_bias")
-    plain = [record.output_tokens for record in _all(subject, **GREEDY)]
+    plain = [record.output_tokens for record in serve_all(subject, **GREEDY)]
     seen = list(dict.fromkeys(token for output in plain for token in output))
     for kind in (GREEDY, SAMPLED):
-        for record in _all(subject, **kind, logit_bias=((seen[-1], 100.0),)):
+        for record in serve_all(subject, **kind, logit_bias=((seen[-1], 100.0),)):
             if set(record.output_tokens) != {seen[-1]}:
-                raise Broken(f"bias +100 on {seen[-1]}: {_shown(record.output_tokens)}")
+                raise Broken(f"bias +100 on {seen[-1]}: {tokens_shown(record.output_tokens)}")
         banned = {output[0] for output in plain}
-        for record in _all(subject, **kind, logit_bias=tuple((token, -100.0) for token in banned)):
+        for record in serve_all(subject, **kind, logit_bias=tuple((token, -100.0) for token in banned)):
             if emitted := banned.intersection(record.output_tokens):
                 raise Broken(f"bias -100 on {min(emitted)}, and it was emitted")
     return "a bias of +100 forces its token, one of -100 forbids it"
@@ -374,11 +380,13 @@ def _penalty(parameter: str, value: float) -> Callable[[Subject], str]:
         if subject.ordinary is None:
             raise NotTested("there is no ordinary decoding to compare with")
         changes: dict[str, Any] = {**GREEDY, parameter: value}
-        expected = _all(subject, subject.ordinary, **changes)
-        plain = _all(subject, subject.ordinary, **GREEDY)
+        expected = serve_all(subject, subject.ordinary, **changes)
+        plain = serve_all(subject, subject.ordinary, **GREEDY)
         if all(a.output_tokens == b.output_tokens for a, b in zip(expected, plain, strict=True)):
             raise NotTested(f"{parameter} {value:g} changes no output of ordinary decoding")
-        _equal(_all(subject, **changes), expected, f"{parameter} {value:g}, here and in ordinary decoding")
+        _equal(
+            serve_all(subject, **changes), expected, f"{parameter} {value:g}, here and in ordinary decoding"
+        )
         return "greedy outputs are those of ordinary decoding"
 
     contract.__doc__ = f"Apply {parameter} as ordinary decoding does, at every position of a run."
@@ -388,11 +396,11 @@ def _penalty(parameter: str, value: float) -> Callable[[Subject], str]:
 def bad_words(subject: Subject) -> str:
     """Never emit a forbidden token, nor a forbidden pair of tokens, also across the edge of a round."""
     _require(subject, "bad_words")
-    outputs = [record.output_tokens for record in _all(subject, **GREEDY)]
+    outputs = [record.output_tokens for record in serve_all(subject, **GREEDY)]
     pairs = [output[i : i + 2] for output in outputs for i in (0, 1) if len(output) > i + 1]
     words = ((outputs[0][-1],), *(pair for pair in pairs if outputs[0][-1] not in pair))
     for kind in (GREEDY, SAMPLED):
-        for record in _all(subject, **kind, bad_words=words):
+        for record in serve_all(subject, **kind, bad_words=words):
             text = record.output_tokens
             for word in words:
                 if any(text[i : i + len(word)] == word for i in range(len(text))):
@@ -403,13 +411,15 @@ def bad_words(subject: Subject) -> str:
 def min_new_tokens(subject: Subject) -> str:
     """Emit no EOS among the first min_new_tokens tokens."""
     _require(subject, "min_new_tokens")
-    declare, cuts = _declaring(subject), _cuts(subject)
+    declare, cuts = declaring(subject), find_cuts(subject)
     for cut in cuts:
         least = cut.place + subject.max_draft + 2
         changes = {"temperature": 0.0, "ignore_eos": False, "min_new_tokens": least}
-        record = _one(subject, declare(cut.token), cut.prompt, **{**changes, "max_new_tokens": least + 4})
+        record = serve_one(
+            subject, declare(cut.token), cut.prompt, **{**changes, "max_new_tokens": least + 4}
+        )
         if cut.token in record.output_tokens[:least] or len(record.output_tokens) < least:
-            raise Broken(f"min_new_tokens {least}, EOS {cut.token}: {_shown(record.output_tokens)}")
+            raise Broken(f"min_new_tokens {least}, EOS {cut.token}: {tokens_shown(record.output_tokens)}")
     return f"{len(cuts)} texts go on to their minimum past an EOS"
 
 
@@ -419,14 +429,14 @@ def stop_strings(subject: Subject) -> str:
     if subject.text is None:
         raise NotTested("there is no tokenizer to make text with")
     tried = 0
-    for record in _all(subject, **GREEDY):
+    for record in serve_all(subject, **GREEDY):
         tokens, edge = record.output_tokens, record.chunk_sizes[0]
         if edge >= len(tokens):
             continue
         before, after = subject.text(tokens[:edge]), subject.text(tokens[: edge + 1])
         string = before[-1:] + after[len(before) :][:1]
         ends = next(m for m in range(1, len(tokens) + 1) if string in subject.text(tokens[:m]))
-        stopped = _one(
+        stopped = serve_one(
             subject, subject.generate, record.prompt_tokens, **{**GREEDY, "stop_strings": (string,)}
         )
         _expect(stopped, tokens[:ends], "stop", f"stop string {string!r}")
@@ -443,9 +453,9 @@ def grammar(subject: Subject) -> str:
         raise NotTested("there is no grammar to try")
     for kind in (GREEDY, SAMPLED):
         changes = {**kind, "ignore_eos": False, "grammar": subject.grammar}
-        for record in _all(subject, **changes):
+        for record in serve_all(subject, **changes):
             if not subject.parses(record.output_tokens):
-                raise Broken(f"the grammar does not allow {_shown(record.output_tokens)}")
+                raise Broken(f"the grammar does not allow {tokens_shown(record.output_tokens)}")
     return "all outputs obey the grammar"
 
 

@@ -417,7 +417,7 @@ class EProcess:
         bar = math.log(len(alternatives.names) * averaged / self.alpha)
         margin = np.max(growth - POWER_Z * np.sqrt(variance), axis=1) - bar
         distances = tv / tokens
-        return Detectable(_first_crossing(distances, margin), float(distances[-1]))
+        return Detectable(first_crossing(distances, margin), float(distances[-1]))
 
     def result(self) -> EProcessResult:
         """Return where the test stands, at any time."""
@@ -507,6 +507,12 @@ class MarginProcess:
     most 1, and the chance that the product ever reaches 1 / alpha at most alpha. A reference that is off by
     no more than the margin in TV, per token, accuses nobody.
 
+    It need not hold of every token: write b_t for how far the law of token t exceeds p(A). The product over
+    1 + l (b_t - margin) is then what is a martingale, and it is no less than the evidence as long as the b_t
+    so far sum to no more than their number times the margin, since 1 + x is at most e^x. So an alarm while
+    the mean of b_t over the tokens so far has never exceeded the margin has probability at most alpha: a
+    mean per token, measured, is a margin. What it must be the mean of is contexts like those audited.
+
     Invalid in the ways of `EProcess`, but for the precision of p. Not rejecting says less than there: a
     deviation must exceed the margin by about as much as `EProcess` needs to see it at all.
 
@@ -523,6 +529,7 @@ class MarginProcess:
         self.margin = margin
         self.alpha = alpha
         self._evidence: FloatArray | None = None  # [stakes * directions]
+        self._directions = 0
         self._supremum = 0.0
 
     @property
@@ -531,14 +538,25 @@ class MarginProcess:
         return 0.0 if self._evidence is None else float(_log_mean(self._evidence))
 
     @property
+    def log_supremum(self) -> float:
+        """The largest that the logarithm of the e-process ever was."""
+        return self._supremum
+
+    @property
     def is_rejected(self) -> bool:
         """Whether the evidence has ever reached 1 / alpha."""
         return self._supremum >= -math.log(self.alpha)
+
+    @property
+    def best(self) -> int | None:
+        """The index of the direction with the most evidence; None before any token."""
+        return None if self._evidence is None else int(self._evidence.argmax()) % self._directions
 
     def update(self, scores: Scores) -> None:
         """Take the scores of tokens, in the order and with the completeness that `EProcess` asks for."""
         if len(scores) == 0:
             return
+        self._directions = scores.witness.shape[1]
         excess = scores.witness - self.margin
         bets = np.concatenate([np.log1p(stake * excess) for stake in self.stakes], axis=1)
         before = np.zeros(bets.shape[1]) if self._evidence is None else self._evidence
@@ -560,6 +578,7 @@ class MarginProcess:
         """Go on from a saved state."""
         process = cls(margin=state["margin"], alpha=state["alpha"])
         process._evidence = None if state["evidence"] is None else np.array(state["evidence"])
+        process._directions = 0 if process._evidence is None else len(process._evidence) // len(cls.stakes)
         process._supremum = state["supremum"]
         return process
 
@@ -575,7 +594,7 @@ def _path(before: FloatArray, log_factors: FloatArray) -> FloatArray:
     return _log_mean(before + log_factors.cumsum(0))
 
 
-def _first_crossing(tv: FloatArray, margin: FloatArray) -> float | None:
+def first_crossing(tv: FloatArray, margin: FloatArray) -> float | None:
     """Return the distance at which the margin first reaches 0, along strengths from weak to strong."""
     reached = np.flatnonzero(margin >= 0)
     if len(reached) == 0:

@@ -60,6 +60,10 @@ class Paired:
     before the pair. c is the root mean square of D in the first 20 pairs, which are not bet on. The e-value
     averages over l in +-{.05 .15 .4 .8} and over scores. Valid whatever the reference: a bad one costs power.
 
+    With an allowance m for a pair the null is wider: D is no more than m above, and no more than m below,
+    something symmetric about 0. The factors are then 1 + l tanh((D - m) / 2c) and 1 + l tanh((-D - m) / 2c).
+    That is for engines whose numbers differ a little between on and off, whatever the decoder does.
+
     Invalid when on and off differ in anything else (order within the pair not random, another server state,
     a cache that only one of them hits), when samples of one request are taken for separate pairs, or when
     pairs are lost for what they said. Where an engine drifts, send on and off interleaved.
@@ -101,24 +105,39 @@ class Paired:
         self._calibration: list[FloatArray] = []
         self._scale: FloatArray | None = None
 
-    def add(self, differences: npt.ArrayLike, *, tokens: int) -> None:
-        """Take in pairs in order: S_on - S_off per pair and score [n, scores], and tokens of one arm."""
+    def add(self, differences: npt.ArrayLike, *, tokens: int, allowed: npt.ArrayLike = 0.0) -> None:
+        """Take in pairs in order.
+
+        Args:
+            differences: S_on - S_off per pair and score [n, scores].
+            tokens: Of one arm.
+            allowed: By how much each difference may be off for reasons that are nobody's fault, 0 or more
+                [n, scores], or what broadcasts to it. Known before the pair, but for its length.
+        """
         values = np.asarray(differences, dtype=np.float64).reshape(-1, len(self.scores))
+        margins = np.broadcast_to(np.asarray(allowed, dtype=np.float64), values.shape)
         if not np.isfinite(values).all():
             raise ValueError("a difference is not finite")
+        if not np.all(margins >= 0):
+            raise ValueError("an allowance is negative or not a number")
         self.pairs += len(values)
         self.tokens += tokens
         wanted = CALIBRATION_PAIRS - len(self._calibration)
         self._calibration.extend(values[:wanted])
-        values = values[wanted:] if wanted > 0 else values
+        values, margins = values[wanted:], margins[wanted:]
         if not len(values):
             return
         if self._scale is None:
             self._scale = np.sqrt((np.stack(self._calibration) ** 2).mean(0))
             self._scale[self._scale == 0] = 1.0
-        shifts = np.tanh(values / (2 * self._scale))
-        wagers = np.array([sign * wager for sign in (1, -1) for wager in WAGERS])
-        self.mixture.multiply(np.log1p(shifts[:, :, None] * wagers).reshape(len(values), -1))
+        bets = [np.tanh((sign * values - margins) / (2 * self._scale)) for sign in (1, -1)]
+        factors = np.stack([wager * bet for bet in bets for wager in WAGERS], axis=-1)
+        self.mixture.multiply(np.log1p(factors).reshape(len(values), -1))
+
+    @property
+    def scale(self) -> FloatArray | None:
+        """The c of each score [scores]; None as long as pairs are collected for it."""
+        return self._scale
 
     @property
     def best(self) -> str:

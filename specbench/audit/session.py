@@ -645,6 +645,10 @@ class _Auditor:
 
     def keep_contracts(self) -> tuple[contracts.ContractResult, ...]:
         """Try what every decoder owes its callers, with the strategy's own drafter."""
+        return contracts.check(self.contract_subject())
+
+    def contract_subject(self) -> contracts.Subject:
+        """Return what is held to the contracts."""
         engine = self.subject.engine
         prompts = tuple(sorted(self.subject.prompts, key=len)[:CONTRACT_PROMPTS])
 
@@ -662,7 +666,7 @@ class _Auditor:
 
             return serve
 
-        subject = contracts.Subject(
+        return contracts.Subject(
             generate=generate(self.name, self.alter),
             prompts=prompts,
             max_draft=self.opened.max_draft,
@@ -675,7 +679,6 @@ class _Auditor:
             grammar=CONTRACT_GRAMMAR if engine.tokenizer is not None else None,
             parses=self._parses if engine.tokenizer is not None else None,
         )
-        return contracts.check(subject)
 
     def _parses(self, output: Sequence[int]) -> bool:
         """Whether tokens are a text of the contract's grammar, or the beginning of one."""
@@ -786,12 +789,16 @@ class _Auditor:
             )
         return found.component()
 
-    def _companions(self) -> list[ComponentResult]:
+    def identities_component(self) -> ComponentResult:
+        """Return whether the records of every schedule so far were consistent."""
         found = len(self.contradictions)
         words = f"the records of {self.schedules} schedules are consistent"
         if found:
             words = f"{found} of {self.schedules} schedules: {self.contradictions[0]}"
-        results = [ComponentResult("identities", found > 0, float(found), "exact", 0.0, 0, words)]
+        return ComponentResult("identities", found > 0, float(found), "exact", 0.0, 0, words)
+
+    def _companions(self) -> list[ComponentResult]:
+        results = [self.identities_component()]
         results.append(self.collisions.result())
         if self.logprobs is not None:
             results.append(self.logprobs)

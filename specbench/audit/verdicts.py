@@ -139,6 +139,42 @@ class Traces:
 
 
 @dataclass(frozen=True, slots=True)
+class FloorRow:
+    """How far ordinary decoding of `batch` rows, `width` tokens each, is from something else.
+
+    `against` is "reference", or another batch and width of ordinary decoding. TV per token: its mean, and
+    the .99 quantile over `tokens` contexts.
+    """
+
+    batch: int
+    width: int
+    against: str
+    tokens: int
+    mean: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class FloorRecord:
+    """What rounding does to ordinary decoding in lower precision, measured before anything is judged.
+
+    `reference` says what scored the output. `margin` is the mean shift per token from the reference that
+    accuses nobody, `paired_margin` that between speculation on and off, both in TV, and `largest_shift` the
+    largest that was measured, in `direction`. `regret` is the tolerance at temperature 0, in logits.
+    `continuation` bounds the TV of whole continuations at two widths; None where they were not drawn.
+    """
+
+    reference: str
+    rows: tuple[FloorRow, ...]
+    margin: float
+    paired_margin: float
+    largest_shift: float
+    direction: str
+    regret: float
+    continuation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AuditRecord:
     """What the audit says of one strategy, as it is stored and shown.
 
@@ -148,6 +184,10 @@ class AuditRecord:
     all that there is to find where that is less. `acceptance` is by regime, of the
     positions that had a draft and were reached; None where nothing was drafted. `traces` is None in audits
     that were stored before there were any.
+
+    In lower precision `log_e` and `alternative` are those of the paired test (`family` "paired"), or of the
+    "margin" where that alone alarmed, `effect` is that of speculation on against off, `tokens` are those of
+    one arm, and `floor` is what was measured of the precision itself.
     """
 
     strategy: str
@@ -181,6 +221,7 @@ class AuditRecord:
     worst: Place | None = None
     injected: str | None = None
     traces: Traces | None = None
+    floor: FloorRecord | None = None
 
     @property
     def least_visible(self) -> tuple[str, float | None]:

@@ -10,13 +10,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench import environment, registry, workloads
 from specbench.audit.budget import budget_named
 from specbench.audit.verdicts import AuditRecord, Place
-from specbench.bench.config import BASELINE, RunConfig, digest_of, require_exact
+from specbench.bench.config import BASELINE, RunConfig, digest_of
 from specbench.bench.loading import (
     Models,
     Progress,
@@ -29,6 +30,7 @@ from specbench.bench.loading import (
 from specbench.bench.sampling import Encode, build_sampling, parse_sampling
 from specbench.bench.store import rebuild, replace_file
 from specbench.errors import NotMeasured, UsageError
+from specbench.models import require_dtype
 from specbench.records import SCHEMA_VERSION, SamplingParams, read_document
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ class AuditConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be audited, before anything is loaded."""
         budget_named(self.budget)
-        require_exact(self.dtype, "--dtype")
+        require_dtype(self.dtype)
         if self.tokens is not None and self.tokens < 1:
             raise UsageError(f"--tokens is {self.tokens}; expected 1 or more")
         if self.temperature <= 0:
@@ -304,7 +306,6 @@ def audits(
 
     With `underway` the state of an unfinished strategy is kept there, and taken up.
     """
-    from specbench.audit import session
     from specbench.audit.budget import Control
 
     assert models.target is not None
@@ -313,32 +314,55 @@ def audits(
         return
     progress.stage("audit: calibrating")
     subject = _subject(config, models, attempt)
-    control = session.false_control(subject, registry.module("fault", CONTROL_FAULT).alter, CONTROL_FAULT)
+    audit_one, control_of = _instruments(config, subject, progress)
+    control = control_of(registry.module("fault", CONTROL_FAULT).alter, CONTROL_FAULT)
     for name in missing:
         controls: list[Control] = [control]
         if name != BASELINE:
             ordinary = done[BASELINE]
             controls.append(Control("ordinary decoding", False, ordinary.log_e >= ordinary.bar))
         progress.stage(f"audit: {name}", total=subject.budget.tokens)
-        saved = underway.load(name) if underway is not None else None
-        if saved is not None:
-            progress.say(f"{name}: goes on after {session.tokens_in(saved)} tokens")
-
-        def save(state: Callable[[], dict[str, Any]], name: str = name) -> None:
-            if underway is not None:
-                underway.save(name, state)
-
-        done[name] = session.audit(
-            subject,
+        # In lower precision a strategy that was interrupted begins again.
+        kept = _resumption(underway, name, progress) if underway and subject.dtype == "float32" else {}
+        done[name] = audit_one(
             name,
             alter=alteration(config.inject),
             injected=config.inject if name != BASELINE else None,
             controls=controls,
             progress=lambda tokens: progress.advance(tokens),
-            saved=saved,
-            save=save,
+            **kept,
         )
         yield done[name]
+
+
+def _resumption(underway: Underway, name: str, progress: Progress) -> dict[str, Any]:
+    """Return what makes `session.audit` go on where it was interrupted, and be ready for the next time."""
+    from specbench.audit import session
+
+    saved = underway.load(name)
+    if saved is not None:
+        progress.say(f"{name}: goes on after {session.tokens_in(saved)} tokens")
+    return {"saved": saved, "save": partial(underway.save, name)}
+
+
+def _instruments(
+    config: AuditConfig, subject: Subject, progress: Progress
+) -> tuple[Callable[..., AuditRecord], Callable[..., Control]]:
+    """Return what audits one strategy, and what plants the control: exact ones, or those with a floor."""
+    from specbench.audit import session
+
+    if subject.dtype == "float32":
+        return partial(session.audit, subject), partial(session.false_control, subject)
+    from specbench.audit import lower_precision
+
+    if dropped := lower_precision.left_out(subject.sampling):
+        progress.say(
+            f"in {subject.dtype} rounding moves what {', '.join(dropped)} cut off, so that cannot be judged; "
+            "the audit samples without: audit in float32 to judge it"
+        )
+    progress.stage(f"audit: what {subject.dtype} does to ordinary decoding")
+    instrument = lower_precision.Instrument(subject, config.arms)
+    return partial(lower_precision.audit, instrument), partial(lower_precision.false_control, instrument)
 
 
 def _subject(config: AuditConfig, models: Models, attempt: int) -> Subject:

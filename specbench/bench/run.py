@@ -445,6 +445,7 @@ def _audit_fully(
     asked = AuditConfig(
         config.target,
         config.draft,
+        dtype=config.audit_dtype,
         strategies=strategies,
         budget=config.audit_budget,
         sampling=config.sampling,

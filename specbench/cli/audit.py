@@ -28,7 +28,9 @@ def audit(
         str | None, typer.Option(metavar="MODEL", help="Target: folder, .gguf file, hub id or alias.")
     ] = None,
     draft: Annotated[str | None, typer.Option(metavar="MODEL", help="Draft model for `draft`.")] = None,
-    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32: exact.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="float32: exact. bfloat16, float16: beyond a measured floor.")
+    ] = "float32",
     device: Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, ...")] = "cpu",
     draft_device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Where the draft lives.")] = None,
     strategy: Annotated[

@@ -60,7 +60,9 @@ def run(
             metavar="NAME", help="Audit by all tests: quick, standard or deep. Else continuations only."
         ),
     ] = None,
-    audit_dtype: Annotated[str, typer.Option(metavar="DTYPE", help="float32: exact.")] = "float32",
+    audit_dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="float32: exact; see `specbench audit`.")
+    ] = "float32",
     inject: Annotated[
         str | None, typer.Option(metavar="FAULT", help="Break every strategy; `specbench list faults`.")
     ] = None,

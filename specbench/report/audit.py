@@ -74,13 +74,29 @@ def _notes(records: Sequence[AuditRecord]) -> Iterator[str]:
         yield (
             f"Budget {first.budget}: to find a systematic deviation of TV {first.promised_tv:g} per token "
             "with probability .99; a run of correct strategies alarms with probability at most .001. "
-            f"Scored in {first.dtype} by plain forwards of the target."
+            + _scored_by(first)
         )
     for record in records:
         if record.verdict != "PASS":
             yield f"{record.strategy}: {record.verdict}: {'; '.join(record.reasons)}"
         if record.injected:
             yield f"{record.strategy}: fault '{record.injected}' was injected"
+
+
+def _scored_by(record: AuditRecord) -> str:
+    """Say what the output was compared with, and in lower precision what was not called a fault."""
+    floor = record.floor
+    if floor is None:
+        return f"Scored in {record.dtype} by plain forwards of the target."
+    from_reference = max((row for row in floor.rows if row.against == "reference"), key=lambda row: row.mean)
+    between = max((row.mean for row in floor.rows if row.against != "reference"), default=0.0)
+    return (
+        f"In {record.dtype} ordinary decoding itself is TV {from_reference.mean:.4f} per token (99 %: "
+        f"{from_reference.high:.3f}) from the reference, {floor.reference}, and up to {between:.4f} from "
+        f"itself at other widths; no set of tokens shifts by more than {floor.largest_shift:.4f}. "
+        f"So pairs with and without speculation are compared, beyond {floor.paired_margin:.4f}, and the "
+        f"reference beyond {floor.margin:.4f}; exact verdicts are float32's."
+    )
 
 
 def render(records: Sequence[AuditRecord], *, width: int, color: bool, explain: bool = False) -> str:
