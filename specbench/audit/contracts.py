@@ -571,7 +571,7 @@ def min_new_tokens(subject: Subject) -> str:
 
 
 def stop_strings(subject: Subject) -> str:
-    """End at the first token that completes a stop string: across the edge of a chunk, in a run, at its end."""
+    """End at the token that completes a stop string: across the edge of a chunk, in a run, at its end."""
     _require(subject, "stop_strings")
     if subject.text is None:
         raise NotTested("there is no tokenizer to make text with")

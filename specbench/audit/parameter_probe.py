@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ KEPT = 0.01
 SUPPORT_MARGIN = 1e-2
 """In logits: the decoder processes in float32, the reference in float64, and the edge may lie elsewhere."""
 
-OFF: Mapping[str, object] = {
+OFF: Mapping[str, Any] = {
     "temperature": 1.0,
     "top_k": 0,
     "top_p": 1.0,
@@ -69,7 +70,7 @@ def settings(asked: SamplingParams, texts: Sequence[Sequence[int]], *, vocab: in
     words = tuple(pair for pair, _ in pairs.most_common(4) if not set(pair) <= {common[0]})
     bias = tuple((token, value) for token, value in zip(common[1:], (1.5, -1.5, 2.0, -2.0), strict=False))
     chosen = {
-        "a cut": replace(plain, temperature=0.6, top_k=10, top_p=0.85),
+        "a cut": replace(plain, temperature=0.7, top_k=4, top_p=0.85),
         "a floor": replace(plain, temperature=1.4, min_p=0.1),
         "penalties": replace(
             plain, repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.8, temperature=0.8
@@ -90,7 +91,7 @@ def _mistakes(sampling: SamplingParams) -> dict[str, SamplingParams]:
     """Return each parameter left out, each applied twice, and the cuts in the other order."""
     used = _used(sampling)
     found = {f"without {name}": replace(sampling, **{name: OFF[name]}) for name in used}
-    twice: dict[str, dict[str, object]] = {
+    twice: dict[str, dict[str, Any]] = {
         "temperature": {"temperature": sampling.temperature**2},
         "repetition_penalty": {"repetition_penalty": sampling.repetition_penalty**2},
         "presence_penalty": {"presence_penalty": 2 * sampling.presence_penalty},

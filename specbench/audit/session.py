@@ -74,7 +74,7 @@ CONTRACT_PROMPTS = 3
 CLAIM_TOLERANCE = 1e-3
 """How far a claimed q may be from the auditor's: two float32 forwards differ by some 1e-5."""
 LOGPROBS_LISTED = 3
-LOGPROBS_UNDER = {"temperature": 0.7, "frequency_penalty": 0.5}
+LOGPROBS_UNDER: Mapping[str, Any] = {"temperature": 0.7, "frequency_penalty": 0.5}
 """Log-probabilities are asked for a second time under these, so that raw and processed ones differ."""
 FLOAT32_REGRET = 1e-3
 """Two float32 forwards of one model differ by some 1e-5 in a logit; a regret above this is none of that."""

@@ -1,7 +1,7 @@
 """Count a draft up to its first rejection.
 
-What lies behind was drafted and paid for, and is left out of the denominator: the acceptance rate rises, and the
-chance of each counted token is right.
+What lies behind was drafted and paid for, and is left out of the denominator: the acceptance rate rises,
+and the chance of each counted token is right.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Allow in each row of the window what the row before it allows as well.
 
-Masks are written into a buffer that still holds those of the row before. Drafts within the grammar stay within
-it; recovered and bonus tokens may not.
+Masks are written into a buffer that still holds those of the row before. Drafts within the grammar stay
+within it; recovered and bonus tokens may not.
 """
 
 from __future__ import annotations

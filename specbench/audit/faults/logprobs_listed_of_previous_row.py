@@ -1,7 +1,7 @@
 """List the likeliest tokens of the row before beside each log-probability.
 
-The token's own value is right, the alternatives are those of another place. Whoever checks the former alone sees
-nothing.
+The token's own value is right, the alternatives are those of another place. Whoever checks the former alone
+sees nothing.
 """
 
 from __future__ import annotations

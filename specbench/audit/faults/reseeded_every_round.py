@@ -1,7 +1,7 @@
 """Make the generator anew in every round, from the request's seed.
 
-Every round then throws the same coins and draws with the same numbers. Over many requests each number is as it
-should be; within one they repeat.
+Every round then throws the same coins and draws with the same numbers. Over many requests each number is as
+it should be; within one they repeat.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Subtract the next position's q after a rejection.
 
-The index of q is taken after it was advanced: the residual of the rejected token's row, and the draft's law of
-the token behind it. The last position of a draft has no next one, and is right.
+The index of q is taken after it was advanced: p of the rejected token's row, less the draft's law of the
+token behind it. The last position of a draft has no next one, and is right.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keep 32 bits of a seed.
 
-Requests whose seeds differ above them share their numbers. No number of random seeds shows it: pairs that agree
-in the low half must be asked for.
+Requests whose seeds differ above them share their numbers. Random seeds hardly ever show it: pairs that
+agree in the low half must be asked for.
 """
 
 from __future__ import annotations
