@@ -34,8 +34,8 @@ SHARES: Mapping[Setting, Mapping[str, float]] = {
     },
     "server": {"paired": 0.6, "chi-squared": 0.3, "collisions": 0.1},
 }
-"""The share of each test. Acceptance and proposals have .1 together, and so have support (its margin; in
-float32 it is exact and needs none) and greedy regret."""
+"""The share of each test. Acceptance and proposals have .1 together, and so have support and greedy regret.
+In process support is exact, and the probe of parameters has its share; elsewhere it is its margin's."""
 
 
 def alpha_for(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 from specbench.audit.verdicts import ComponentResult
@@ -19,6 +19,12 @@ Generate = Callable[[Sequence[Request]], Sequence[RequestRecord]]
 SAMPLES = 6
 CUTS = 8
 """Places at which a text is stopped, at most, over all prompts."""
+STRINGS = 2
+"""Stop strings tried of each prompt, for each place in a run where they may end."""
+SEED_BITS = (0, 7, 15, 16, 31, 32, 40, 47, 54)
+"""Bits of a seed that must matter; where an engine keeps half of a seed, the others do not."""
+RENAMED = 1000
+"""What is added to the number of a request to give it another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,9 @@ class Subject:
         counter_seeds: Whether it claims that a request's random numbers depend on its seed alone.
         text: Detokenises.
         grammar: A value for the parameter of that name, and `parses`, which says whether tokens obey it.
+        eos_ids: The decoder's own, where they are known.
+        drafts: Says how many tokens each round of each request of the last call was offered. Where a decoder
+            chooses lengths by something else than the text, a seed alone does not make its output.
     """
 
     generate: Generate
@@ -49,6 +58,8 @@ class Subject:
     text: Callable[[Sequence[int]], str] | None = None
     grammar: Any = None
     parses: Callable[[Sequence[int]], bool] | None = None
+    eos_ids: tuple[int, ...] = ()
+    drafts: Callable[[], Mapping[int, Sequence[int]]] | None = None
 
     @property
     def length(self) -> int:
@@ -75,6 +86,8 @@ class NotTested(Exception):
 
 GREEDY: Mapping[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 SAMPLED: Mapping[str, Any] = {"temperature": 1.0, "ignore_eos": True}
+DIVERSE: Mapping[str, Any] = {"temperature": 3.0, "ignore_eos": True}
+"""Hot enough that two outputs are never equal by chance, whatever the prompt."""
 
 
 def check(subject: Subject, names: Sequence[str] | None = None) -> tuple[ContractResult, ...]:
@@ -166,6 +179,46 @@ def _equal(some: Sequence[RequestRecord], others: Sequence[RequestRecord], case:
             raise Broken(f"request {one.request}, {case}: {shown}")
 
 
+_Told = tuple[RequestRecord, Sequence[int]]
+"""A record, and how many tokens each of its rounds was offered; nothing where that is not told."""
+
+
+def _told(subject: Subject, records: Sequence[RequestRecord]) -> list[_Told]:
+    """Put to the records of the last call what was drafted for them."""
+    drafts = subject.drafts() if subject.drafts is not None else {}
+    return [(record, drafts.get(record.request, ())) for record in records]
+
+
+def _repeated(some: Sequence[_Told], others: Sequence[_Told], case: str) -> int:
+    """Compare outputs that only random numbers could tell apart; return how many could be compared.
+
+    Where lengths of drafts differ before the outputs do, other numbers were read, rightly.
+    """
+    compared = 0
+    for (one, drafted), (other, drafted_there) in zip(some, others, strict=True):
+        place = next(
+            (
+                i
+                for i, (a, b) in enumerate(zip(one.output_tokens, other.output_tokens, strict=False))
+                if a != b
+            ),
+            None,
+        )
+        if place is not None:
+            rounds = 1 + _round_at(one.chunk_sizes, place)
+            if tuple(drafted[:rounds]) != tuple(drafted_there[:rounds]):
+                continue
+        compared += 1
+        _equal([one], [other], case)
+    return compared
+
+
+def _round_at(sizes: Sequence[int], place: int) -> int:
+    """Return the number of the chunk that holds a token."""
+    ends = list(accumulate(sizes))
+    return next((number for number, end in enumerate(ends) if place < end), len(ends))
+
+
 def tokens_shown(tokens: Sequence[int]) -> str:
     listed = " ".join(map(str, tokens[:12]))
     return f"{len(tokens)} tokens [{listed}{' …' if len(tokens) > 12 else ''}]"
@@ -198,22 +251,27 @@ class _Cut:
         return self.whole[: self.place + 1]
 
 
-def find_cuts(subject: Subject) -> list[_Cut]:
-    """Find places to stop: with drafts, such that an accepted run goes on beyond them."""
+def find_cuts(subject: Subject, *, at_end: bool = False) -> list[_Cut]:
+    """Find places to stop: with drafts, such that an accepted run goes on beyond them, or ends with them."""
     found = [
-        list(islice(_cuts_of(record, subject.max_draft), CUTS)) for record in serve_all(subject, **GREEDY)
+        list(islice(_cuts_of(record, subject.max_draft, at_end=at_end), CUTS))
+        for record in serve_all(subject, **GREEDY)
     ]
     # One of each prompt in turn, so that a few cuts meet all prompts.
     by_turn = [cuts[turn] for turn in range(CUTS) for cuts in found if turn < len(cuts)][:CUTS]
     if not by_turn:
-        raise NotTested("no accepted run of the greedy outputs has a new token before its end")
+        where = "as its last" if at_end else "before its end"
+        raise NotTested(f"no accepted run of the greedy outputs has a new token {where}")
     return by_turn
 
 
-def _cuts_of(record: RequestRecord, max_draft: int) -> Iterator[_Cut]:
+def _cuts_of(record: RequestRecord, max_draft: int, *, at_end: bool) -> Iterator[_Cut]:
     whole, begin = record.output_tokens, 0
     for size in record.chunk_sizes:
-        places = range(begin, begin + size - 1) if max_draft else range(begin, begin + size)
+        last = begin + size - 1
+        places = range(begin, last) if max_draft else range(begin, begin + size)
+        if at_end:
+            places = range(last, last + int(size > 1 or not max_draft))
         for place in places:
             if whole[place] not in whole[:place]:
                 yield _Cut(record.prompt_tokens, whole, place)
@@ -249,16 +307,36 @@ def eos_in_accepted_run(subject: Subject) -> str:
     return f"{len(cuts)} texts end at an EOS" + (" inside an accepted run" if subject.max_draft else "")
 
 
+def eos_after_accepted_run(subject: Subject) -> str:
+    """End at an EOS that is the token after an accepted run: the bonus or the recovered one."""
+    declare, cuts = declaring(subject), find_cuts(subject, at_end=True)
+    for cut in cuts:
+        record = serve_one(subject, declare(cut.token), cut.prompt, temperature=0.0, ignore_eos=False)
+        _expect(record, cut.kept, "eos", f"EOS {cut.token} at position {cut.place}")
+    return f"{len(cuts)} texts end at an EOS behind an accepted run"
+
+
 def stop_ids(subject: Subject) -> str:
-    """End at a stop token of the request itself, kept as the last token."""
-    cuts = find_cuts(subject)
-    requests = [
-        made_request(subject, i, cut.prompt, **GREEDY, stop_token_ids=(cut.token,))
-        for i, cut in enumerate(cuts)
-    ]
-    for record, cut in zip(served(subject.generate, requests), cuts, strict=True):
-        _expect(record, cut.kept, "stop", f"stop id {cut.token} at position {cut.place}")
+    """End at a stop token of the request itself, kept as the last token, wherever in a run it is."""
+    cuts = [*find_cuts(subject), *_cuts_at_end(subject)]
+    for spare in (None, 0, 1):
+        limits = [subject.length if spare is None else len(cut.kept) + spare for cut in cuts]
+        requests = [
+            made_request(subject, i, cut.prompt, **GREEDY, stop_token_ids=(cut.token,), max_new_tokens=limit)
+            for i, (cut, limit) in enumerate(zip(cuts, limits, strict=True))
+        ]
+        for record, cut, limit in zip(served(subject.generate, requests), cuts, limits, strict=True):
+            case = f"stop id {cut.token} at position {cut.place}, limit {limit}"
+            _expect(record, cut.kept, "stop", case)
     return f"{len(cuts)} texts of one batch end at their own stop ids"
+
+
+def _cuts_at_end(subject: Subject) -> list[_Cut]:
+    """Return the cuts at the last tokens of runs, none if there are none."""
+    try:
+        return find_cuts(subject, at_end=True)
+    except NotTested:
+        return []
 
 
 def ignore_eos(subject: Subject) -> str:
@@ -301,20 +379,40 @@ def distinct_samples(subject: Subject) -> str:
 
     Prompts whose continuation is nearly certain repeat themselves rightly; `collisions` weighs that.
     """
-    most = 0
-    for prompt in subject.prompts:
-        requests = [made_request(subject, i, prompt, **SAMPLED, seed=31 + i) for i in range(SAMPLES)]
-        outputs = {record.output_tokens for record in served(subject.generate, requests)}
-        most = max(most, len(outputs))
+    most = _distinct(subject, [31 + i for i in range(SAMPLES)])
     if most < SAMPLES:
         raise Broken(f"at most {most} of {SAMPLES} samples of a prompt differ, under different seeds")
     return f"{SAMPLES} samples of one prompt under different seeds all differ"
 
 
+def _distinct(subject: Subject, wanted: Sequence[int]) -> int:
+    """Return how many of some seeds give outputs of their own, on the prompt where most do.
+
+    Raises:
+        NotTested: Ordinary decoding's do not all differ either; then the law leaves too little to chance.
+    """
+
+    def most(generate: Generate) -> int:
+        found = 0
+        for prompt in subject.prompts:
+            requests = [made_request(subject, i, prompt, **DIVERSE, seed=s) for i, s in enumerate(wanted)]
+            outputs = {record.output_tokens for record in served(generate, requests)}
+            found = max(found, len(outputs))
+        return found
+
+    own = most(subject.generate)
+    if own < len(wanted) and subject.ordinary is not None and most(subject.ordinary) < len(wanted):
+        raise NotTested("ordinary decoding gives equal outputs under different seeds too")
+    return own
+
+
 def seeds(subject: Subject) -> str:
     """Give the same output under the same seed; that of ordinary decoding where that is claimed."""
     first = serve_all(subject, **SAMPLED)
-    _equal(first, serve_all(subject, **SAMPLED), "the same seed twice")
+    told = _told(subject, first)
+    again = serve_all(subject, **SAMPLED)
+    if not _repeated(told, _told(subject, again), "the same seed twice"):
+        raise NotTested("draft lengths differ from call to call, and with them the random numbers")
     if not subject.repeats_ordinary:
         return "the same seeds give the same outputs"
     if subject.ordinary is None:
@@ -323,14 +421,28 @@ def seeds(subject: Subject) -> str:
     return "the same seeds give the same outputs, also in ordinary decoding"
 
 
+def every_bit_of_a_seed(subject: Subject) -> str:
+    """Give different outputs for seeds that differ in one bit, on some prompt, and forget no high bit."""
+    base = 0x2B_7E15_1628_AED3
+    wanted = [base, *(base ^ (1 << bit) for bit in SEED_BITS)]
+    most = _distinct(subject, wanted)
+    if most < len(wanted):
+        raise Broken(f"at most {most} of {len(wanted)} seeds that differ in one bit each give another output")
+    return f"{len(wanted)} seeds that differ in one bit each give different outputs"
+
+
 def second_call(subject: Subject) -> str:
     """Leave nothing behind: the same call again, after others, gives the same."""
     kinds = (GREEDY, SAMPLED) if subject.counter_seeds else (GREEDY,)
-    before = [serve_all(subject, **kind) for kind in kinds]
+    before = [_told(subject, serve_all(subject, **kind)) for kind in kinds]
     reverse = replace(subject, prompts=subject.prompts[::-1])
     serve_all(reverse, **{**SAMPLED, "seed": 1, "max_new_tokens": subject.max_draft + 1})
-    for kind, records in zip(kinds, before, strict=True):
-        _equal(records, serve_all(subject, **kind), "the same call again")
+    for kind, told in zip(kinds, before, strict=True):
+        after = serve_all(subject, **kind)
+        if kind is GREEDY:
+            _equal([record for record, _ in told], after, "the same call again")
+        else:
+            _repeated(told, _told(subject, after), "the same call again")
     return "a call repeated after another gives the same outputs"
 
 
@@ -349,13 +461,66 @@ def alone_or_in_a_batch(subject: Subject) -> str:
         for shift in range(2)
         for i, prompt in enumerate(subject.prompts, start=shift * len(subject.prompts))
     ]
-    together = served(subject.generate, requests)
+    together = _told(subject, served(subject.generate, requests))
     compared = 0
-    for request, record in zip(requests, together, strict=True):
-        if request.sampling.temperature == 0 or subject.counter_seeds:
-            _equal([record], served(subject.generate, [request]), "in a batch and alone")
+    for request, told in zip(requests, together, strict=True):
+        # Under another number: outputs depend on what a request asks for, not on what it is called.
+        renamed = replace(request, id=request.id + RENAMED)
+        if request.sampling.temperature == 0:
+            _equal([told[0]], served(subject.generate, [renamed]), "in a batch and alone")
             compared += 1
+        elif subject.counter_seeds:
+            alone = _told(subject, served(subject.generate, [renamed]))
+            compared += _repeated([told], alone, "in a batch and alone")
     return f"{compared} requests give alone what they give in a batch of unlike ones"
+
+
+def neighbours(subject: Subject) -> str:
+    """Let each request keep its own parameters and its own end in a batch of unlike ones, as it does alone.
+
+    At temperature 0, so that nothing depends on random numbers: biases, penalties, bad words, stop ids,
+    least and most lengths, and whether an EOS ends the output.
+    """
+    plain = [record.output_tokens for record in serve_all(subject, **GREEDY)]
+    first = subject.prompts[0], plain[0]
+    tokens = list(dict.fromkeys(token for output in plain for token in output))
+    middle = first[1][len(first[1]) // 3]
+    least = min(subject.length, first[1].index(middle) + 4)
+    kinds: list[dict[str, Any]] = [
+        {"logit_bias": ((tokens[-1], 100.0),)},
+        {},
+        {"logit_bias": tuple((token, -100.0) for token in sorted({output[0] for output in plain}))},
+        {"repetition_penalty": 2.0},
+        {"presence_penalty": 2.0, "frequency_penalty": 1.0},
+        {"bad_words": tuple((output[1],) for output in plain[:1])},
+        {"max_new_tokens": subject.max_draft + 1},
+        {"stop_token_ids": (middle,)},
+        {"stop_token_ids": (middle,), "min_new_tokens": least},
+        {"ignore_eos": False},
+    ]
+    known = {entry.name for entry in fields(subject.sampling)}
+    generate = subject.with_eos(middle) if subject.with_eos is not None else subject.generate
+    kinds = [kind for kind in kinds if set(kind) <= known]
+    requests = [
+        made_request(subject, i, subject.prompts[0], **{**GREEDY, **kind}) for i, kind in enumerate(kinds)
+    ]
+    alone = [served(generate, [request])[0] for request in requests]
+    for order in (requests, requests[::-1]):
+        together = {record.request: record for record in served(generate, order)}
+        for request, kind, record in zip(requests, kinds, alone, strict=True):
+            words = ", ".join(kind) or "no parameters"
+            _expect(together[request.id], record.output_tokens, record.finish_reason, f"{words}, in a batch")
+    return f"{len(kinds)} requests with unlike parameters give in a batch what they give alone"
+
+
+def sharp_sampling(subject: Subject) -> str:
+    """Sample the most likely token where top_k, top_p or min_p leave no other."""
+    expected = serve_all(subject, **GREEDY)
+    for parameter, value in (("top_k", 1), ("top_p", 1e-6), ("min_p", 1.0)):
+        _require(subject, parameter)
+        changes = {**SAMPLED, "top_k": 0, "top_p": 1.0, "min_p": 0.0, parameter: value}
+        _equal(serve_all(subject, **changes), expected, f"{parameter} {value:g}, and at temperature 0")
+    return "top_k 1, top_p near 0 and min_p 1 sample what temperature 0 emits"
 
 
 def logit_bias(subject: Subject) -> str:
@@ -409,7 +574,7 @@ def bad_words(subject: Subject) -> str:
 
 
 def min_new_tokens(subject: Subject) -> str:
-    """Emit no EOS among the first min_new_tokens tokens."""
+    """Emit neither EOS nor a stop id among the first min_new_tokens tokens."""
     _require(subject, "min_new_tokens")
     declare, cuts = declaring(subject), find_cuts(subject)
     for cut in cuts:
@@ -420,30 +585,67 @@ def min_new_tokens(subject: Subject) -> str:
         )
         if cut.token in record.output_tokens[:least] or len(record.output_tokens) < least:
             raise Broken(f"min_new_tokens {least}, EOS {cut.token}: {tokens_shown(record.output_tokens)}")
+        stopping = {**GREEDY, "stop_token_ids": (cut.token,), "min_new_tokens": least}
+        record = serve_one(subject, subject.generate, cut.prompt, **stopping, max_new_tokens=least + 4)
+        if cut.token in record.output_tokens[:least] or len(record.output_tokens) < least:
+            raise Broken(f"min_new_tokens {least}, stop id {cut.token}: {tokens_shown(record.output_tokens)}")
     return f"{len(cuts)} texts go on to their minimum past an EOS"
 
 
 def stop_strings(subject: Subject) -> str:
-    """End at the first token that completes a stop string, also one across the edge of a chunk."""
+    """End at the token that completes a stop string: across the edge of a chunk, in a run, at its end."""
     _require(subject, "stop_strings")
     if subject.text is None:
         raise NotTested("there is no tokenizer to make text with")
-    tried = 0
+    wanted: list[tuple[RequestRecord, str, int]] = []
     for record in serve_all(subject, **GREEDY):
-        tokens, edge = record.output_tokens, record.chunk_sizes[0]
-        if edge >= len(tokens):
-            continue
-        before, after = subject.text(tokens[:edge]), subject.text(tokens[: edge + 1])
+        found: dict[str, list[tuple[RequestRecord, str, int]]] = {}
+        for string, ends in _strings(subject.text, record.output_tokens):
+            found.setdefault(_where(record.chunk_sizes, ends), []).append((record, string, ends))
+        wanted += (one for strings in found.values() for one in strings[:STRINGS])
+    if not wanted:
+        raise NotTested("no text holds two characters that come from two tokens")
+    for spare in (subject.length, 1):
+        requests = [
+            made_request(
+                subject,
+                i,
+                record.prompt_tokens,
+                **GREEDY,
+                stop_strings=(string,),
+                max_new_tokens=min(subject.length, ends + spare),
+            )
+            for i, (record, string, ends) in enumerate(wanted)
+        ]
+        for stopped, (record, string, ends) in zip(served(subject.generate, requests), wanted, strict=True):
+            _expect(stopped, record.output_tokens[:ends], "stop", f"stop string {string!r}")
+    return f"{len(wanted)} texts end at a string across the edge of a chunk, in a run or at its end"
+
+
+def _strings(text: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Yield strings of two characters from two tokens, and after how many tokens each is first complete.
+
+    Only where the text grows token by token: not at parts of a character, nor at spaces, which a tokenizer
+    may decode by what stands before.
+    """
+    texts = [text(tokens[:m]) for m in range(len(tokens) + 1)]
+    if any("\ufffd" in part for part in texts):
+        return
+    if not all(after.startswith(before) for before, after in pairwise(texts)):
+        return
+    for before, after in pairwise(texts):
         string = before[-1:] + after[len(before) :][:1]
-        ends = next(m for m in range(1, len(tokens) + 1) if string in subject.text(tokens[:m]))
-        stopped = serve_one(
-            subject, subject.generate, record.prompt_tokens, **{**GREEDY, "stop_strings": (string,)}
-        )
-        _expect(stopped, tokens[:ends], "stop", f"stop string {string!r}")
-        tried += 1
-    if not tried:
-        raise NotTested("every output is one chunk")
-    return f"{tried} texts end at a string across the edge of a chunk"
+        if len(string) == 2 and not string[0].isspace():
+            yield string, next(m for m, part in enumerate(texts) if string in part)
+
+
+def _where(sizes: Sequence[int], ends: int) -> str:
+    """Say where in its chunk the token lies after which a text ends."""
+    number = _round_at(sizes, ends - 1)
+    begin = sum(sizes[:number])
+    if ends == begin + 1:
+        return "first"
+    return "last" if ends == begin + sizes[number] else "inside"
 
 
 def grammar(subject: Subject) -> str:
@@ -453,23 +655,39 @@ def grammar(subject: Subject) -> str:
         raise NotTested("there is no grammar to try")
     for kind in (GREEDY, SAMPLED):
         changes = {**kind, "ignore_eos": False, "grammar": subject.grammar}
-        for record in serve_all(subject, **changes):
+        found = serve_all(subject, **changes)
+        for record in found:
             if not subject.parses(record.output_tokens):
                 raise Broken(f"the grammar does not allow {tokens_shown(record.output_tokens)}")
+        if kind is GREEDY and subject.ordinary is not None:
+            expected = serve_all(subject, subject.ordinary, **changes)
+            _equal(found, expected, "under a grammar, here and in ordinary decoding")
+            # Under a bias that wants EOS, outputs end as soon as the grammar lets them.
+            changes["logit_bias"] = tuple((token, 100.0) for token in subject.eos_ids)
+            expected = serve_all(subject, subject.ordinary, **changes)
+            _equal(
+                serve_all(subject, **changes),
+                expected,
+                "the first end under a grammar, here and in ordinary decoding",
+            )
     return "all outputs obey the grammar"
 
 
 CONTRACTS: Mapping[str, Callable[[Subject], str]] = {
     "length limits": length_limits,
     "EOS in an accepted run": eos_in_accepted_run,
+    "EOS after an accepted run": eos_after_accepted_run,
     "stop ids": stop_ids,
     "ignore EOS": ignore_eos,
     "finish reasons": finish_reasons,
     "usage counts": usage_counts,
     "distinct samples": distinct_samples,
     "seeds": seeds,
+    "every bit of a seed": every_bit_of_a_seed,
     "second call": second_call,
     "alone or in a batch": alone_or_in_a_batch,
+    "neighbours": neighbours,
+    "sharp sampling": sharp_sampling,
     "logit bias": logit_bias,
     "repetition penalty": _penalty("repetition_penalty", 2.0),
     "presence penalty": _penalty("presence_penalty", 2.0),

@@ -64,6 +64,7 @@ DRAFT, TREE, NGRAM = "draft:k=3", "draft:topk=2,depth=3", "ngram:k=3,min=1"
 STRATEGY_OF = {
     "sampled-tree-pruned": TREE,
     "tree-path-not-compacted": TREE,
+    "tree-mask-sees-siblings": TREE,
     "state-stale-after-idle-step": NGRAM,
     "idle-rounds-dropped": NGRAM,
     "padding-rows-counted": NGRAM,
@@ -79,6 +80,8 @@ SAMPLING_OF: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("repetition-penalty", {"repetition_penalty": 2.0}),
     ("presence-penalty", {"presence_penalty": 1.5, "frequency_penalty": 1.0}),
     ("penalties-see", {"frequency_penalty": 1.5}),
+    ("penalties-count", {"frequency_penalty": 1.5}),
+    ("logit-bias-after", {"temperature": 0.6, "logit_bias": ((4, -2.5), (9, 2.0), (7, -2.5))}),
     ("logit-bias", {"logit_bias": ((4, -100.0), (9, 1.5), (7, -1.5))}),
     ("bad-words", {"bad_words": ((4,), (9, 3), (7,))}),
     ("q-of-raw-logits", {"temperature": 0.7, "top_k": 4}),

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.audit import continuations, contracts, regimes
+from specbench.audit import continuations, contracts, logprob_check, parameter_probe, record_checks, regimes
 from specbench.audit.acceptance import BlockAcceptance, TokenAcceptance, block_expectation
 from specbench.audit.alternatives import Plan, Scores
 from specbench.audit.budget import RUN_ALPHA, Budget, Conclusion, Control, Speculation, alpha_for, combine
@@ -38,6 +38,7 @@ from specbench.audit.verdicts import (
     Place,
     chi_squared_component,
 )
+from specbench.decoding.exact_match import ExactMatch
 from specbench.engines.local import LocalEngine
 from specbench.errors import IdentityViolation
 from specbench.metrics import identities
@@ -75,8 +76,9 @@ BLOCK_ROUNDS = 400
 """Rounds of block verification whose drafts are scored too: each takes a forward of its own."""
 CLAIM_TOLERANCE = 1e-3
 """How far a claimed q may be from the auditor's: two float32 forwards differ by some 1e-5."""
-LOGPROB_TOLERANCE = 0.01
-"""In nats; two forwards differ by some 1e-5, and mistakes by whole tenths."""
+LOGPROBS_LISTED = 3
+LOGPROBS_UNDER: Mapping[str, Any] = {"temperature": 0.7, "frequency_penalty": 0.5}
+"""Log-probabilities are asked for a second time under these, so that raw and processed ones differ."""
 FLOAT32_REGRET = 1e-3
 """Two float32 forwards of one model differ by some 1e-5 in a logit; a regret above this is none of that."""
 
@@ -218,6 +220,8 @@ def audit(
     promised: tuple[contracts.ContractResult, ...] = ()
     if not sequences_only:
         auditor.check_logprobs()
+        if auditor.speculates and auditor.strategy.lossless:
+            auditor.probe_parameters()
         promised = auditor.keep_contracts()
     checked = None
     if subject.branch_prompts and not (sequences_only or auditor.e_process.is_rejected):
@@ -322,6 +326,7 @@ class _Auditor:
         self.schedules = 0
         self.contradictions: list[str] = []
         self.logprobs: ComponentResult | None = None
+        self.parameters: parameter_probe.ParameterProbe | None = None
         self.numbers = {regime.name: 0 for regime in self.regimes}
         self.decoding_s = self.scoring_s = 0.0
 
@@ -496,6 +501,10 @@ class _Auditor:
             identities.enforce(CellRecords(key, (serving,)))
         except IdentityViolation as violation:
             self.contradictions.append(violation.message)
+            return
+        eos_ids = self.subject.engine.eos_ids
+        found = record_checks.contradictions(steps, rounds, records, eos_ids)
+        self.contradictions += found[:1]
 
     def _scored(self, regime: _Regime, found: Sequence[_Sequence]) -> Iterator[tuple[_Scored, _Sequence]]:
         """Score whole sequences, one forward for many of one prompt; yield them in order of submission."""
@@ -621,27 +630,61 @@ class _Auditor:
     def check_logprobs(self) -> None:
         """Compare the log-probabilities that requests are told with those of the reference."""
         regime = self.regimes[0]
-        asked = replace(self.subject.sampling, logprobs=1, max_new_tokens=GREEDY_TOKENS)
+        asked = replace(
+            self.subject.sampling, logprobs=LOGPROBS_LISTED, max_new_tokens=GREEDY_TOKENS, min_new_tokens=0
+        )
         plain = Oracle(self.subject.engine.runner.model, SamplingParams(), self.subject.engine.eos_ids)
-        requests = [
-            Request(i, prompt, replace(asked, seed=i), f"logprobs-{i}")
-            for i, prompt in enumerate(self.subject.prompts)
-        ]
         wrong = tokens = 0
-        for sequence in self.serve(regime, requests):
-            output, told = sequence.record.output_tokens, sequence.record.logprobs
-            for _, logits in plain.rows(sequence.prompt, [output]):
-                raw = logits.double().log_softmax(-1).cpu()
-                processed = self.oracle.law(logits, sequence.prompt, output).log().cpu()
-                for place, token in enumerate(output):
-                    tokens += 1
-                    found = told[place] if told is not None and place < len(told) else None
-                    pairs = [] if found is None else [(found.raw, raw), (found.processed, processed)]
-                    wrong += not pairs or any(
-                        abs(said - float(law[place, token])) > LOGPROB_TOLERANCE for said, law in pairs
+        for sampling in (asked, replace(asked, **LOGPROBS_UNDER)):
+            processed = self.subject.oracle(sampling)
+            requests = [
+                Request(i, prompt, replace(sampling, seed=i), f"logprobs-{i}")
+                for i, prompt in enumerate(self.subject.prompts)
+            ]
+            for sequence in self.serve(regime, requests):
+                output = sequence.record.output_tokens
+                tokens += len(output)
+                for _, logits in plain.rows(sequence.prompt, [output]):
+                    wrong += logprob_check.mistaken(
+                        sequence.record.logprobs,
+                        output,
+                        logits.double().log_softmax(-1).cpu(),
+                        processed.law(logits, sequence.prompt, output).log().cpu(),
+                        LOGPROBS_LISTED,
                     )
         words = f"{wrong} of {tokens} tokens were given another log-probability than the reference's"
         self.logprobs = ComponentResult("logprobs", wrong > 0, float(wrong), "exact", 0.0, tokens, words)
+
+    def probe_parameters(self) -> None:
+        """Draw under parameters that were not asked for, with the own and a good draft; see the probe."""
+        subject = self.subject
+        texts = list(self.outputs.values())
+        chosen = parameter_probe.settings(subject.sampling, texts, vocab=subject.engine.runner.vocab)
+        self.parameters = parameter_probe.ParameterProbe(subject.level("support"), chosen)
+        regimes = [regime for regime in self.regimes if regime.name in (OWN, "good")]
+        num = math.ceil(parameter_probe.TOKENS / (len(regimes) * OUTPUT_TOKENS))
+        for setting in chosen:
+            oracle = subject.oracle(setting.sampling)
+            for place, regime in enumerate(regimes):
+                requests = [
+                    Request(
+                        number,
+                        subject.prompts[number % len(subject.prompts)],
+                        replace(
+                            setting.sampling,
+                            seed=derived_seed(subject.seed, setting.name, place, number),
+                            max_new_tokens=OUTPUT_TOKENS,
+                        ),
+                        f"parameters-{number}",
+                    )
+                    for number in range(num)
+                ]
+                for sequence in self.serve(regime, requests):
+                    output = sequence.record.output_tokens
+                    for _, logits in oracle.rows(sequence.prompt, [output]):
+                        self.parameters.add(setting, sequence.prompt, output, logits, oracle)
+                if self.parameters.alarm:
+                    return
 
     def keep_contracts(self) -> tuple[contracts.ContractResult, ...]:
         """Try what every decoder owes its callers, with the strategy's own drafter."""
@@ -651,6 +694,7 @@ class _Auditor:
         """Return what is held to the contracts."""
         engine = self.subject.engine
         prompts = tuple(sorted(self.subject.prompts, key=len)[:CONTRACT_PROMPTS])
+        drafts: dict[int, list[int]] = {}
 
         def generate(spec: str, alter: Alter, eos: Sequence[int] | None = None) -> contracts.Generate:
             def serve(requests: Sequence[Request]) -> list[RequestRecord]:
@@ -660,7 +704,11 @@ class _Auditor:
                     engine.eos_ids = tuple(eos)
                 try:
                     schedule = Schedule(tuple(requests), concurrency=min(engine.rows, 8))
-                    return [e.record for e in engine.serve(schedule) if isinstance(e, Finished)]
+                    events = list(engine.serve(schedule))
+                    drafts.clear()
+                    for entry in (r for e in events if isinstance(e, Stepped) for r in e.rounds):
+                        drafts.setdefault(entry.request, []).append(entry.drafted)
+                    return [e.record for e in events if isinstance(e, Finished)]
                 finally:
                     engine.eos_ids = before
 
@@ -673,11 +721,13 @@ class _Auditor:
             sampling=replace(self.subject.sampling, stop_strings=(), grammar=None, min_new_tokens=0),
             ordinary=generate("ordinary", lambda strategy: strategy),
             with_eos=lambda token: generate(self.name, self.alter, (token,)),
-            repeats_ordinary=self.strategy.rule.name == "exact",
+            repeats_ordinary=type(self.strategy.rule) is ExactMatch,
             counter_seeds=self.strategy.policy.lively_batch is None,
             text=engine.text if engine.tokenizer is not None else None,
             grammar=CONTRACT_GRAMMAR if engine.tokenizer is not None else None,
             parses=self._parses if engine.tokenizer is not None else None,
+            eos_ids=engine.eos_ids,
+            drafts=lambda: {number: tuple(counts) for number, counts in drafts.items()},
         )
 
     def _parses(self, output: Sequence[int]) -> bool:
@@ -802,6 +852,8 @@ class _Auditor:
         results.append(self.collisions.result())
         if self.logprobs is not None:
             results.append(self.logprobs)
+        if self.parameters is not None:
+            results += self.parameters.results()
         if self.regret.mixture.steps:
             results.append(self.regret.result())
         if self.strategy.lossless and self.speculates:

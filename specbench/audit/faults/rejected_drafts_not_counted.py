@@ -16,7 +16,7 @@ from specbench.runtime.loop import Row, StepLoop
 from specbench.runtime.protocols import Strategy
 
 CLASS: FaultClass = "metrics"
-SHOWS: tuple[Shows, ...] = ("acceptance",)
+SHOWS: tuple[Shows, ...] = ("identities", "acceptance")
 
 
 class RejectedDraftsNotCounted(StepLoop):
