@@ -17,7 +17,7 @@ Generate = Callable[[Sequence[Request]], Sequence[RequestRecord]]
 """Serves some requests together, and returns one record for each, in any order."""
 
 SAMPLES = 6
-CUTS = 8
+CUTS = 6
 """Places at which a text is stopped, at most, over all prompts."""
 STRINGS = 2
 """Stop strings tried of each prompt, for each place in a run where they may end."""
@@ -43,6 +43,7 @@ class Subject:
         text: Detokenises.
         grammar: A value for the parameter of that name, and `parses`, which says whether tokens obey it.
         eos_ids: The decoder's own, where they are known.
+        kept: Greedy outputs by prompts, which many contracts start from.
         drafts: Says how many tokens each round of each request of the last call was offered. Where a decoder
             chooses lengths by something else than the text, a seed alone does not make its output.
     """
@@ -60,6 +61,7 @@ class Subject:
     parses: Callable[[Sequence[int]], bool] | None = None
     eos_ids: tuple[int, ...] = ()
     drafts: Callable[[], Mapping[int, Sequence[int]]] | None = None
+    kept: dict[Any, list[RequestRecord]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def length(self) -> int:
@@ -159,6 +161,13 @@ def serve_all(subject: Subject, generate: Generate | None = None, **changes: Any
     return served(generate or subject.generate, requests)
 
 
+def greedy_outputs(subject: Subject) -> list[RequestRecord]:
+    """Return the long output of every prompt at temperature 0, decoded once."""
+    if subject.prompts not in subject.kept:
+        subject.kept[subject.prompts] = serve_all(subject, **GREEDY)
+    return subject.kept[subject.prompts]
+
+
 def serve_one(subject: Subject, generate: Generate, prompt: Sequence[int], **changes: Any) -> RequestRecord:
     return served(generate, [made_request(subject, 0, prompt, **changes)])[0]
 
@@ -255,7 +264,7 @@ def find_cuts(subject: Subject, *, at_end: bool = False) -> list[_Cut]:
     """Find places to stop: with drafts, such that an accepted run goes on beyond them, or ends with them."""
     found = [
         list(islice(_cuts_of(record, subject.max_draft, at_end=at_end), CUTS))
-        for record in serve_all(subject, **GREEDY)
+        for record in greedy_outputs(subject)
     ]
     # One of each prompt in turn, so that a few cuts meet all prompts.
     by_turn = [cuts[turn] for turn in range(CUTS) for cuts in found if turn < len(cuts)][:CUTS]
@@ -481,7 +490,7 @@ def neighbours(subject: Subject) -> str:
     At temperature 0, so that nothing depends on random numbers: biases, penalties, bad words, stop ids,
     least and most lengths, and whether an EOS ends the output.
     """
-    plain = [record.output_tokens for record in serve_all(subject, **GREEDY)]
+    plain = [record.output_tokens for record in greedy_outputs(subject)]
     first = subject.prompts[0], plain[0]
     tokens = list(dict.fromkeys(token for output in plain for token in output))
     middle = first[1][len(first[1]) // 3]
@@ -515,7 +524,7 @@ def neighbours(subject: Subject) -> str:
 
 def sharp_sampling(subject: Subject) -> str:
     """Sample the most likely token where top_k, top_p or min_p leave no other."""
-    expected = serve_all(subject, **GREEDY)
+    expected = greedy_outputs(subject)
     for parameter, value in (("top_k", 1), ("top_p", 1e-6), ("min_p", 1.0)):
         _require(subject, parameter)
         changes = {**SAMPLED, "top_k": 0, "top_p": 1.0, "min_p": 0.0, parameter: value}
@@ -526,7 +535,7 @@ def sharp_sampling(subject: Subject) -> str:
 def logit_bias(subject: Subject) -> str:
     """Emit nothing but a token with a bias of +100, and never one with -100."""
     _require(subject, "logit_bias")
-    plain = [record.output_tokens for record in serve_all(subject, **GREEDY)]
+    plain = [record.output_tokens for record in greedy_outputs(subject)]
     seen = list(dict.fromkeys(token for output in plain for token in output))
     for kind in (GREEDY, SAMPLED):
         for record in serve_all(subject, **kind, logit_bias=((seen[-1], 100.0),)):
@@ -561,7 +570,7 @@ def _penalty(parameter: str, value: float) -> Callable[[Subject], str]:
 def bad_words(subject: Subject) -> str:
     """Never emit a forbidden token, nor a forbidden pair of tokens, also across the edge of a round."""
     _require(subject, "bad_words")
-    outputs = [record.output_tokens for record in serve_all(subject, **GREEDY)]
+    outputs = [record.output_tokens for record in greedy_outputs(subject)]
     pairs = [output[i : i + 2] for output in outputs for i in (0, 1) if len(output) > i + 1]
     words = ((outputs[0][-1],), *(pair for pair in pairs if outputs[0][-1] not in pair))
     for kind in (GREEDY, SAMPLED):
@@ -598,7 +607,7 @@ def stop_strings(subject: Subject) -> str:
     if subject.text is None:
         raise NotTested("there is no tokenizer to make text with")
     wanted: list[tuple[RequestRecord, str, int]] = []
-    for record in serve_all(subject, **GREEDY):
+    for record in greedy_outputs(subject):
         found: dict[str, list[tuple[RequestRecord, str, int]]] = {}
         for string, ends in _strings(subject.text, record.output_tokens):
             found.setdefault(_where(record.chunk_sizes, ends), []).append((record, string, ends))

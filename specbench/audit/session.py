@@ -662,29 +662,24 @@ class _Auditor:
         chosen = parameter_probe.settings(subject.sampling, texts, vocab=subject.engine.runner.vocab)
         self.parameters = parameter_probe.ParameterProbe(subject.level("support"), chosen)
         regimes = [regime for regime in self.regimes if regime.name in (OWN, "good")]
-        num = math.ceil(parameter_probe.TOKENS / (len(regimes) * OUTPUT_TOKENS))
-        for setting in chosen:
-            oracle = subject.oracle(setting.sampling)
-            for place, regime in enumerate(regimes):
-                requests = [
-                    Request(
-                        number,
-                        subject.prompts[number % len(subject.prompts)],
-                        replace(
-                            setting.sampling,
-                            seed=derived_seed(subject.seed, setting.name, place, number),
-                            max_new_tokens=OUTPUT_TOKENS,
-                        ),
-                        f"parameters-{number}",
-                    )
-                    for number in range(num)
-                ]
-                for sequence in self.serve(regime, requests):
-                    output = sequence.record.output_tokens
-                    for _, logits in oracle.rows(sequence.prompt, [output]):
-                        self.parameters.add(setting, sequence.prompt, output, logits, oracle)
-                if self.parameters.alarm:
-                    return
+        each = math.ceil(parameter_probe.TOKENS / (len(regimes) * OUTPUT_TOKENS))
+        oracles = [subject.oracle(setting.sampling) for setting in chosen]
+        for place, regime in enumerate(regimes):
+            # All settings in one batch, row by row another: rows must not borrow from their neighbours.
+            requests = []
+            for number in range(each * len(chosen)):
+                setting = chosen[number % len(chosen)]
+                seed = derived_seed(subject.seed, setting.name, place, number)
+                sampling = replace(setting.sampling, seed=seed, max_new_tokens=OUTPUT_TOKENS)
+                prompt = subject.prompts[(number // len(chosen)) % len(subject.prompts)]
+                requests.append(Request(number, prompt, sampling, f"parameters-{number}"))
+            for sequence in self.serve(regime, requests):
+                which = sequence.number % len(chosen)
+                output = sequence.record.output_tokens
+                for _, logits in oracles[which].rows(sequence.prompt, [output]):
+                    self.parameters.add(chosen[which], sequence.prompt, output, logits, oracles[which])
+            if self.parameters.alarm:
+                return
 
     def keep_contracts(self) -> tuple[contracts.ContractResult, ...]:
         """Try what every decoder owes its callers, with the strategy's own drafter."""

@@ -79,6 +79,8 @@ def exact_continuations(rng: np.random.Generator, batch: int) -> Iterator[float]
             Opened(rule, lossless=True, max_draft=DRAFT),
             plan,
             drawn,
+            prompts=PROMPTS,
+            text=None,
             seed=int(rng.integers(2**62)),
             dtype="float64",
             seconds=0.0,
