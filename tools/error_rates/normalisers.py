@@ -97,7 +97,7 @@ def watched(worst: Worst) -> Iterator[None]:
 def audit(bench: self_test.Bench, model: str, tokens: int, seed: int) -> dict[str, Any]:
     """Run one audit in float32 and return what was seen of its alternatives."""
     case = next(case for case in self_test.cases() if case.name == STRATEGY)
-    subject = bench.subject(replace(case, needs_text=model != "toy"), seed)
+    subject = bench.subject(self_test.Job(replace(case, needs_text=model != "toy"), seed))
     subject = replace(subject, budget=Budget("normalisers", tokens, 1.0))
     worst = Worst()
     with watched(worst):
