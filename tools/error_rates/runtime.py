@@ -36,7 +36,9 @@ def audit(bench: self_test.Bench, name: str, number: int, seed: int) -> dict[str
     """Audit one variant with a seed of its own, alone in its run: the whole error budget is its."""
     variants = innocent()
     own = seed * 1_000_003 + number * len(variants) + list(variants).index(name)
-    subject = replace(bench.subject(self_test.Job(variants[name], own)), budget=BUDGET, branch_prompts=BRANCH_PROMPTS)
+    subject = replace(
+        bench.subject(self_test.Job(variants[name], own)), budget=BUDGET, branch_prompts=BRANCH_PROMPTS
+    )
     record = session.audit(subject, variants[name].strategy)
     return {
         "seed": own,
