@@ -49,7 +49,7 @@ def _row(record: AuditRecord) -> tuple[Cell, ...]:
         Cell(str(record.tokens), record.tokens),
         Cell(fixed(record.log_e, 1), record.log_e),
         Cell(fixed(record.bar, 1), record.bar),
-        Cell(record.alternative if found else DASH),
+        Cell(record.alternative if found else _alarmed(record)),
         Cell(_effect(record) if found else DASH),
         Cell(DASH if hidden is None else f"{hidden:.3f}", hidden),
         Cell(direction),
@@ -58,6 +58,11 @@ def _row(record: AuditRecord) -> tuple[Cell, ...]:
         Cell("/".join(fixed(rate) for rate in record.acceptance.values())),
         Cell(f"{record.contracts_held}/{record.contracts_tried}"),
     )
+
+
+def _alarmed(record: AuditRecord) -> str:
+    """Name what alarmed where the e-process did not: its best guess then rests on nothing."""
+    return ", ".join(component.name for component in record.components if component.alarm) or DASH
 
 
 def _effect(record: AuditRecord) -> str:
