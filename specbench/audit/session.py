@@ -327,6 +327,7 @@ class _Auditor:
         self.contradictions: list[str] = []
         self.logprobs: ComponentResult | None = None
         self.parameters: parameter_probe.ParameterProbe | None = None
+        self.accepted_greedily: dict[tuple[int, ...], int] = {}
         self.numbers = {regime.name: 0 for regime in self.regimes}
         self.decoding_s = self.scoring_s = 0.0
 
@@ -621,6 +622,8 @@ class _Auditor:
             ]
             for sequence in self.serve(regime, requests):
                 output = sequence.record.output_tokens
+                if regime.name == OWN:
+                    self.accepted_greedily[sequence.prompt] = sum(r.accepted for r in sequence.rounds)
                 for _, logits in plain.rows(sequence.prompt, [output]):
                     scores = plain.law(logits, sequence.prompt, output).log()
                     self.regret.add(np.minimum(regrets(scores.cpu().numpy(), np.array(output)), 1e6))
@@ -688,7 +691,9 @@ class _Auditor:
     def contract_subject(self) -> contracts.Subject:
         """Return what is held to the contracts."""
         engine = self.subject.engine
-        prompts = tuple(sorted(self.subject.prompts, key=len)[:CONTRACT_PROMPTS])
+        # Where most is accepted at temperature 0, as far as known: contracts need runs to end in the middle of.
+        lively = self.accepted_greedily
+        prompts = sorted(self.subject.prompts, key=lambda prompt: (-lively.get(prompt, 0), len(prompt)))
         drafts: dict[int, list[int]] = {}
 
         def generate(spec: str, alter: Alter, eos: Sequence[int] | None = None) -> contracts.Generate:
@@ -711,7 +716,7 @@ class _Auditor:
 
         return contracts.Subject(
             generate=generate(self.name, self.alter),
-            prompts=prompts,
+            prompts=tuple(prompts[:CONTRACT_PROMPTS]),
             max_draft=self.opened.max_draft,
             sampling=replace(self.subject.sampling, stop_strings=(), grammar=None, min_new_tokens=0),
             ordinary=generate("ordinary", lambda strategy: strategy),
