@@ -691,7 +691,7 @@ class _Auditor:
     def contract_subject(self) -> contracts.Subject:
         """Return what is held to the contracts."""
         engine = self.subject.engine
-        # Where most is accepted at temperature 0, as far as known: contracts need runs to end in the middle of.
+        # Where most is accepted at temperature 0, if known: contracts need runs to end in the middle of.
         lively = self.accepted_greedily
         prompts = sorted(self.subject.prompts, key=lambda prompt: (-lively.get(prompt, 0), len(prompt)))
         drafts: dict[int, list[int]] = {}
