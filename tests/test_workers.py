@@ -108,6 +108,7 @@ INTERRUPTED = """
 import contextlib, multiprocessing, os, signal
 from specbench.bench.workers import carry_out
 from test_workers import moody
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where this runs in the background it is ignored
 with contextlib.closing(carry_out(moody, ["sleep", "well", "sleep", "sleep"], 3)) as answers:
     try:
         next(answers)
