@@ -214,7 +214,8 @@ class Scripted:
         if sampling.temperature == 0 or (cut and "no cuts" not in self.faults):
             return logits.index(max(logits))
         weights = [math.exp((logit - max(logits)) / sampling.temperature) for logit in logits]
-        coin = random.Random(seed * 100_003 + len(output))
+        place = len(output) % 5 if "numbers come again" in self.faults else len(output)
+        coin = random.Random(seed * 100_003 + place)
         return coin.choices(range(VOCAB), weights)[0]
 
     def process(self, logits: list[float], history: list[int], output: list[int], sampling: Any) -> None:
@@ -272,6 +273,7 @@ BREAKS = {
     "distinct samples": "one stream",
     "seeds": "seed ignored",
     "every bit of a seed": "half a seed",
+    "fresh numbers": "numbers come again",
     "second call": "state left behind",
     "alone or in a batch": "neighbours",
     "neighbours": "bias of row 0",

@@ -5,6 +5,8 @@ Each contract is asked of a callable that serves requests and returns their reco
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, islice, pairwise
@@ -23,6 +25,10 @@ STRINGS = 2
 """Stop strings tried of each prompt, for each place in a run where they may end."""
 SEED_BITS = (0, 7, 15, 16, 31, 32, 40, 47, 54)
 """Bits of a seed that must matter; where an engine keeps half of a seed, the others do not."""
+FLAT, FLAT_TOKENS, FLAT_CHANCE = 1e6, 64, 1e-12
+"""A temperature at which all tokens are equally likely, how many are drawn, and the level."""
+FEWEST_IDS = 16
+"""With fewer tokens in the vocabulary pairs are far from Poisson; with these the level is below 1e-9."""
 RENAMED = 1000
 """What is added to the number of a request to give it another."""
 
@@ -440,6 +446,34 @@ def every_bit_of_a_seed(subject: Subject) -> str:
     return f"{len(wanted)} seeds that differ in one bit each give different outputs"
 
 
+def fresh_numbers(subject: Subject) -> str:
+    """Draw every token with numbers of its own: where all tokens are equally likely, few come twice.
+
+    At a temperature that leaves nothing of the logits, equal tokens at two places of an output are a chance
+    of one in the vocabulary. Random numbers that begin again every round, or after some tokens, bring the
+    same tokens again. The vocabulary is taken to end at the largest token seen, which only excuses more.
+    """
+    flat = SamplingParams(temperature=FLAT, ignore_eos=True, max_new_tokens=FLAT_TOKENS)
+    requests = [
+        Request(i, prompt, replace(flat, seed=101 + i), f"contract-{i}")
+        for i, prompt in enumerate(subject.prompts)
+    ]
+    outputs = [record.output_tokens for record in served(subject.generate, requests)]
+    vocab = 1 + max((token for output in outputs for token in output), default=0)
+    if vocab < FEWEST_IDS:
+        raise NotTested(f"only {vocab} tokens: equal ones tell nothing")
+    expected = sum(len(output) * (len(output) - 1) / 2 for output in outputs) / vocab
+    pairs = sum(n * (n - 1) // 2 for output in outputs for n in Counter(output).values())
+    # Pairs are nearly Poisson: beyond mean + x with chance below exp(-x^2 / (2 mean + 2 x / 3)), Bernstein.
+    beyond = max(0.0, pairs - expected)
+    if beyond**2 > -math.log(FLAT_CHANCE) * (2 * expected + 2 * beyond / 3):
+        raise Broken(
+            f"with all tokens equally likely, {pairs} pairs of places have equal tokens; "
+            f"about {expected:.1f} expected: random numbers come again"
+        )
+    return f"{pairs} pairs of equal tokens where all are equally likely, about {expected:.1f} expected"
+
+
 def second_call(subject: Subject) -> str:
     """Leave nothing behind: the same call again, after others, gives the same."""
     kinds = (GREEDY, SAMPLED) if subject.counter_seeds else (GREEDY,)
@@ -693,6 +727,7 @@ CONTRACTS: Mapping[str, Callable[[Subject], str]] = {
     "distinct samples": distinct_samples,
     "seeds": seeds,
     "every bit of a seed": every_bit_of_a_seed,
+    "fresh numbers": fresh_numbers,
     "second call": second_call,
     "alone or in a batch": alone_or_in_a_batch,
     "neighbours": neighbours,

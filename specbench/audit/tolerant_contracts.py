@@ -20,6 +20,7 @@ UNCHANGED = (
     "distinct samples",
     "seeds",
     "every bit of a seed",
+    "fresh numbers",
     "second call",
     "logit bias",
     "bad words",

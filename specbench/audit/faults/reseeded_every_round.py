@@ -18,7 +18,7 @@ from specbench.runtime.loop import Row, StepLoop
 from specbench.runtime.protocols import Strategy
 
 CLASS: FaultClass = "randomness"
-SHOWS: tuple[Shows, ...] = ("good", "bad")
+SHOWS: tuple[Shows, ...] = ("good", "bad", "contract")
 
 
 class ReseededEveryRound(StepLoop):
