@@ -185,7 +185,11 @@ def combine(
     spent = math.fsum(component.alpha for component in components)
     if spent > alpha * (1 + 1e-9):
         raise ValueError(f"the components' levels add up to {spent:g}; expected at most {alpha:g}")
-    alarms = sorted((c for c in components if c.alarm), key=lambda c: c.kind != "exact")
+    # What names a kind of fault comes first, then what is exact: a greedy output that breaks a contract does
+    # not say why.
+    alarms = sorted(
+        (c for c in components if c.alarm), key=lambda c: (c.name != "e-process", c.kind != "exact")
+    )
     contracts = [c for c in alarms if c.name.startswith("contract")]
 
     def concluded(verdict: Verdict, reasons: Sequence[str]) -> Conclusion:
