@@ -547,6 +547,7 @@ BREAKS = {
     "seed-ignored": "seeds",
     "one-stream-for-all": "distinct samples",
     "seed-of-32-bits": "every bit of a seed",
+    "reseeded-every-round": "fresh numbers",
     "seed-mixed-with-request": "alone or in a batch",
     "bias-of-row-0": "neighbours",
     "ignore-eos-of-row-0": "neighbours",

@@ -19,13 +19,13 @@ Generate = Callable[[Sequence[Request]], Sequence[RequestRecord]]
 """Serves some requests together, and returns one record for each, in any order."""
 
 SAMPLES = 6
-CUTS = 6
+CUTS = 4
 """Places at which a text is stopped, at most, over all prompts."""
 STRINGS = 2
 """Stop strings tried of each prompt, for each place in a run where they may end."""
 SEED_BITS = (0, 7, 15, 16, 31, 32, 40, 47, 54)
 """Bits of a seed that must matter; where an engine keeps half of a seed, the others do not."""
-FLAT, FLAT_TOKENS, FLAT_CHANCE = 1e6, 64, 1e-12
+FLAT, FLAT_TOKENS, FLAT_CHANCE = 1e6, 48, 1e-12
 """A temperature at which all tokens are equally likely, how many are drawn, and the level."""
 FEWEST_IDS = 16
 """With fewer tokens in the vocabulary pairs are far from Poisson; with these the level is below 1e-9."""
@@ -413,6 +413,8 @@ def _distinct(subject: Subject, wanted: Sequence[int]) -> int:
             requests = [made_request(subject, i, prompt, **DIVERSE, seed=s) for i, s in enumerate(wanted)]
             outputs = {record.output_tokens for record in served(generate, requests)}
             found = max(found, len(outputs))
+            if found == len(wanted):
+                break
         return found
 
     own = most(subject.generate)
