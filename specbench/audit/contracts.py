@@ -72,7 +72,7 @@ class Subject:
     @property
     def length(self) -> int:
         """Return the tokens of a long output: several rounds."""
-        return max(24, 2 * (self.max_draft + 3))
+        return max(20, 2 * (self.max_draft + 3))
 
 
 @dataclass(frozen=True, slots=True)
