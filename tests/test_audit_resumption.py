@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from specbench import environment, registry
-from specbench.audit import continuations, session
+from specbench.audit import continuations, regimes, session
 from specbench.audit.budget import Budget, Control
 from specbench.audit.self_test import Bench, Case, Job, cases
 from specbench.audit.verdicts import AuditRecord
 from specbench.bench import audit
 from specbench.bench.audit import AuditConfig, AuditDocument, Underway
 from specbench.errors import UsageError
+from specbench.records import derived_seed
 from tests.test_audit_command import Silent
 
 TOKENS, BATCH = 1_200, 8
@@ -93,11 +94,13 @@ def test_the_command_goes_on_within_a_strategy(tmp_path: Path, monkeypatch: pyte
     config = AuditConfig("tiny", "tiny-draft", strategies=("ngram:k=4",), tokens=400)
     original = Underway.save
     saved: list[str] = []
+    states: list[dict[str, Any]] = []
 
     def stopping(self: Underway, strategy: str, state: Callable[[], dict[str, Any]]) -> None:
         self.every_s = 0.0
         original(self, strategy, state)
         saved.append(strategy)
+        states.append(state())
         if strategy != "ordinary" and saved.count(strategy) == 2:
             raise KeyboardInterrupt
 
@@ -118,7 +121,15 @@ def test_the_command_goes_on_within_a_strategy(tmp_path: Path, monkeypatch: pyte
     assert any(f"goes on after {session.tokens_in(kept['state'])} tokens" in line for line in said)
     assert document.status == "complete"
     assert not (tmp_path / "one" / "underway.json").exists()
-    assert len(seeds) == len(set(seeds.values()))
+    ended = {tuple(entry[:2]): entry[2] for entry in states[-1]["outputs"]}
+    assert len(ended) == len(set(ended.values()))  # no random number was used twice
+    assert {place: ended[place] for place in seeds} == seeds
+    streams = {name: place for place, name in enumerate(["own", *sorted(regimes.ACCEPTANCE)])}
+    later = ended.keys() - seeds.keys()
+    assert later
+    # The first attempt would have gone on with these; a part of them it had perhaps read.
+    assert all(ended[place] != derived_seed(config.seed, streams[place[0]], place[1]) for place in later)
+    assert all(seeds[place] == derived_seed(config.seed, streams[place[0]], place[1]) for place in seeds)
     assert {record.strategy for record in document.records} == {"ordinary", "ngram:k=4"}
 
 

@@ -229,7 +229,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", sorted(BROKEN))
 def test_broken_contracts_are_found_without_comparing_numbers(instrument: Instrument, name: str) -> None:
     """What must hold within an output is checked in full."""
-    decoder = session._Auditor(instrument.subject, "draft:k=3", fault(name), lambda _: None)
+    decoder = session.Auditor(instrument.subject, "draft:k=3", fault(name), lambda _: None)
     broken = [r.name for r in tolerant_contracts.check(decoder.contract_subject()) if r.held is False]
     assert BROKEN[name] in broken
 

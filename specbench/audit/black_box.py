@@ -28,9 +28,9 @@ from specbench.audit.greedy_regret import NULL_RATE, GreedyRegret, Tolerance, di
 from specbench.audit.lossless_result import GreedyFindings, LosslessResult
 from specbench.audit.plain_sampling import PlainSampler
 from specbench.audit.recollection import Recollection
-from specbench.audit.reference import Oracle, adjusted
+from specbench.audit.reference import Oracle
 from specbench.audit.session import FLOAT32_REGRET, PLAN_LEAST, PLAN_VOCAB
-from specbench.audit.support import Margin, zones
+from specbench.audit.support import Margin, zones_of_emitted
 from specbench.audit.verdicts import ComponentResult, EffectRecord
 from specbench.errors import UsageError
 from specbench.records import SamplingParams
@@ -52,8 +52,6 @@ WARM_UP = 8
 """Outputs per prompt on which the synthetic draft's noise is set; they are not audited."""
 MOST_WARM_UP = 64
 WARM_UP_ROWS = 512
-SUPPORT_MARGIN = 1e-2
-"""In logits; another engine's float32 differs from ours by some 1e-5, and may put the edge elsewhere."""
 WAITING_VALUES = 4_000_000
 """Probabilities kept until they are scored [rows * vocab], twice: 64 MB in float64."""
 EXTENSIONS = (0, 5, 11, 18)
@@ -241,15 +239,15 @@ class Sampled:
             scores.update(zip(places, found, strict=True))
             return planned
 
-        for prompt, places in _by_prompt(prompts).items():
-            for index, logits in self.oracle.rows(prompt, [outputs[place] for place in places]):
-                place = places[index]
-                p = self.oracle.law(logits, prompt, outputs[place]).cpu()
-                q = self.law.laws(prompt, outputs[place], logits, p).cpu()
-                chosen[place], zone[place] = self._chosen(prompt, outputs[place], logits, p)
-                waiting.append((place, p, q))
-                if sum(law.numel() for _, law, _ in waiting) > WAITING_VALUES:
-                    plan = plan + score()
+        texts = list(zip(prompts, outputs, strict=True))
+        for place, logits in self.oracle.along(texts):
+            p = self.oracle.law(logits, *texts[place]).cpu()
+            q = self.law.laws(*texts[place], logits, p).cpu()
+            chosen[place] = p.gather(1, torch.tensor(outputs[place])[:, None]).squeeze(1).tolist()
+            zone[place] = zones_of_emitted(self.oracle, chosen[place], logits, *texts[place])
+            waiting.append((place, p, q))
+            if sum(law.numel() for _, law, _ in waiting) > WAITING_VALUES:
+                plan = plan + score()
         plan = plan + score() if waiting else plan
         numbers, offsets = sequence_numbers([len(output) for output in outputs])
         ordered = [scores[place] for place in range(len(outputs))]
@@ -272,31 +270,6 @@ class Sampled:
             scores.take(slice(stop - len(output), stop)) for stop, output in zip(stops, outputs, strict=True)
         ]
         return parts, alternatives.plan(p[::every], q[::every])
-
-    def _chosen(
-        self, prompt: Text, output: Text, logits: Tensor, p: Tensor
-    ) -> tuple[list[float], np.ndarray[Any, Any]]:
-        """Return the probability of each token of an output, and its zone."""
-        chosen: list[float] = p.gather(1, torch.tensor(output)[:, None]).squeeze(1).tolist()
-        zone = np.ones(len(output), dtype=np.int8)
-        for place in (place for place, probability in enumerate(chosen) if probability <= 0):
-            zone[place] = self._zone(logits[place], prompt, output[:place])[output[place]]
-        return chosen, zone
-
-    def _zone(self, logits: Tensor, prompt: Text, before: Text) -> np.ndarray[Any, Any]:
-        """Say of every token how sure it is that it cannot be emitted `[vocab]`; see `support.zones`."""
-        sampling = self.oracle.sampling
-        scores = adjusted(logits, sampling, prompt, before, self.oracle.ends)
-        found: np.ndarray[Any, Any] = zones(
-            scores[None].cpu().numpy(),
-            SUPPORT_MARGIN,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            order=sampling.order,
-        )[0]
-        return found
 
     def components(self) -> list[ComponentResult]:
         """Return what each test found; shared random numbers first: they upset the other tests too."""
@@ -369,13 +342,6 @@ class Greedy:
     def components(self) -> list[ComponentResult]:
         """Return what the test found."""
         return [self.regret.result()]
-
-
-def _by_prompt(prompts: Sequence[Text]) -> dict[Text, list[int]]:
-    places: dict[Text, list[int]] = {}
-    for place, prompt in enumerate(prompts):
-        places.setdefault(prompt, []).append(place)
-    return places
 
 
 # The audit

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
+from specbench.audit.greedy_regret import first_difference
 from specbench.audit.verdicts import ComponentResult
 from specbench.records import FinishReason, Request, RequestRecord, SamplingParams
 
@@ -49,9 +50,9 @@ class Subject:
         text: Detokenises.
         grammar: A value for the parameter of that name, and `parses`, which says whether tokens obey it.
         eos_ids: The decoder's own, where they are known.
-        kept: Greedy outputs by prompts, which many contracts start from.
         drafts: Says how many tokens each round of each request of the last call was offered. Where a decoder
             chooses lengths by something else than the text, a seed alone does not make its output.
+        kept: Greedy outputs by prompts, which many contracts start from.
     """
 
     generate: Generate
@@ -211,14 +212,8 @@ def _repeated(some: Sequence[_Told], others: Sequence[_Told], case: str) -> int:
     """
     compared = 0
     for (one, drafted), (other, drafted_there) in zip(some, others, strict=True):
-        place = next(
-            (
-                i
-                for i, (a, b) in enumerate(zip(one.output_tokens, other.output_tokens, strict=False))
-                if a != b
-            ),
-            None,
-        )
+        shorter = min(len(one.output_tokens), len(other.output_tokens))
+        place = first_difference(one.output_tokens[:shorter], other.output_tokens[:shorter])
         if place is not None:
             rounds = 1 + _round_at(one.chunk_sizes, place)
             if tuple(drafted[:rounds]) != tuple(drafted_there[:rounds]):

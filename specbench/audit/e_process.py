@@ -372,20 +372,20 @@ class EProcess:
             return np.zeros((0, 1 + len(self._streams)))
         stream = self._streams[regime]
         was_rejected = self.is_rejected
-        before = {name: float(_log_mean(s.total())) for name, s in self._streams.items()}
         path = own = _path(stream.total(), scores.log_factors)
+        alone = [
+            own if name == regime else np.full(len(own), _log_mean(s.total()))
+            for name, s in self._streams.items()
+        ]
         if len(self._streams) > 1:
             pooled = scores.log_factors[:, self._columns[regime]]
-            others = [value for name, value in before.items() if name != regime]
-            parts = [own, _path(self._pooled, pooled), *(np.full(len(own), value) for value in others)]
-            path = _log_mean(np.stack(parts, -1))
+            path = _log_mean(np.stack([_path(self._pooled, pooled), *alone], -1))
             self._pooled = self._pooled + pooled.sum(0)
         reached = np.flatnonzero(path >= -math.log(self.alpha))
         if not self.is_rejected and len(reached):
             self._tokens_at_alarm = self.tokens + int(reached[0]) + 1
         self._supremum = max(self._supremum, float(path.max()))
         stream.take(scores, np.asarray(sequences), np.asarray(offsets), was_rejected)
-        alone = [own if name == regime else np.full(len(own), value) for name, value in before.items()]
         return np.stack([path, *alone], -1)
 
     def smallest_detectable_effect(self, direction: str, regime: str | None = None) -> Detectable | None:

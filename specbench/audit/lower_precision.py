@@ -127,14 +127,14 @@ class Instrument:
         drafts = [SyntheticLaw(oracle, subject.scales[name]) for name in ("good", "bad")]
         meter = FloorMeter(subject.engine.runner, oracle, widths, rows, drafts)
         wanted = FEWEST_TOKENS * min(1.0, subject.budget.tokens / BUDGETS["quick"].tokens)
-        decoder = session._Auditor(subject, "ordinary", lambda strategy: strategy, lambda _: None)
+        decoder = session.Auditor(subject, "ordinary", lambda strategy: strategy, lambda _: None)
         number = 0
         while meter.num_regrets < wanted:
             meter.measure(self._texts(decoder, range(number, number + rows)))
             number += rows
         return meter.result()
 
-    def _texts(self, decoder: session._Auditor, numbers: range) -> list[Text]:
+    def _texts(self, decoder: session.Auditor, numbers: range) -> list[Text]:
         """Decode texts of one length, EOS or not."""
         subject = self.subject
         sampling = replace(subject.sampling, max_new_tokens=OUTPUT_TOKENS, ignore_eos=True)
@@ -233,8 +233,8 @@ class _Auditor:
         self.name = name
         self.progress = progress
         self.oracle = instrument.oracle()
-        self.off = session._Auditor(self.subject, "ordinary", lambda strategy: strategy, progress)
-        self.on = session._Auditor(self.subject, name, alter, progress, regimes=regimes)
+        self.off = session.Auditor(self.subject, "ordinary", lambda strategy: strategy, progress)
+        self.on = session.Auditor(self.subject, name, alter, progress, regimes=regimes)
         self.alternatives = Alternatives(has_draft=True)
         self.directions = tuple(direction.name for direction in self.alternatives.directions)
         self.paired = Paired(self.level("paired"), self.directions)
@@ -272,7 +272,7 @@ class _Auditor:
                     return
         self._greedy()
 
-    def _batch(self, regime: session._Regime) -> None:
+    def _batch(self, regime: session.Regime) -> None:
         """Decode some pairs of a regime, both arms one after the other, and judge them in order."""
         share = math.ceil(self.subject.budget.tokens / (len(self.on.regimes) * OUTPUT_TOKENS))
         numbers = range(self.numbers, self.numbers + min(self.subject.batch, share))
@@ -313,27 +313,23 @@ class _Auditor:
         prompt = self.subject.prompts[number % len(self.subject.prompts)]
         return Request(number, prompt, sampling, f"audit-{number}")
 
-    def _scored(self, found: Sequence[session._Sequence], law: DraftLaw) -> list[tuple[int, Scores, float]]:
+    def _scored(self, found: Sequence[session.Served], law: DraftLaw) -> list[tuple[int, Scores, float]]:
         """Score whole outputs against the reference; return number, scores and log p of each, in order."""
-        by_prompt: dict[tuple[int, ...], list[int]] = {}
-        for place, served in enumerate(found):
-            by_prompt.setdefault(served.prompt, []).append(place)
+        texts = [(served.prompt, served.record.output_tokens) for served in found]
         scored: dict[int, tuple[int, Scores, float]] = {}
         waiting: list[tuple[int, Tensor, Tensor]] = []
-        for prompt, places in by_prompt.items():
-            outputs = [found[place].record.output_tokens for place in places]
-            for index, logits in self.oracle.rows(prompt, outputs):
-                p = self.oracle.law(logits, prompt, outputs[index]).cpu()
-                q = law.laws(prompt, outputs[index], logits, p).cpu()
-                waiting.append((places[index], p, q))
-                if sum(each.numel() for _, each, _ in waiting) >= SCORED_VALUES:
-                    scored |= self._score(found, waiting)
-                    waiting = []
+        for place, logits in self.oracle.along(texts):
+            p = self.oracle.law(logits, *texts[place]).cpu()
+            q = law.laws(*texts[place], logits, p).cpu()
+            waiting.append((place, p, q))
+            if sum(each.numel() for _, each, _ in waiting) >= SCORED_VALUES:
+                scored |= self._score(found, waiting)
+                waiting = []
         scored |= self._score(found, waiting)
         return [scored[place] for place in sorted(scored)]
 
     def _score(
-        self, found: Sequence[session._Sequence], waiting: Sequence[tuple[int, Tensor, Tensor]]
+        self, found: Sequence[session.Served], waiting: Sequence[tuple[int, Tensor, Tensor]]
     ) -> dict[int, tuple[int, Scores, float]]:
         if not waiting:
             return {}

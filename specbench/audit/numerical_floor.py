@@ -94,10 +94,7 @@ def led_along(runner: ModelRunner, texts: Sequence[Text], width: int) -> Tensor:
 
 def law_after_first(oracle: Oracle, text: Text, logits: Tensor) -> Tensor:
     """Return the law of every token of an output but the first, given the logits of those."""
-    prompt, output = text
-    if oracle.looks_back:  # then a law depends on its place in the output
-        return oracle.law(torch.cat([logits[:1], logits]), prompt, output)[1:].cpu()
-    return oracle.law(logits, prompt, output).cpu()
+    return oracle.law(logits, *text, start=1).cpu()
 
 
 @dataclass
@@ -187,7 +184,7 @@ class FloorMeter:
         for start in range(0, len(texts), size):
             chunk = texts[start : start + size]
             logits = {width: led_along(self.runner, chunk, width) for width in self.widths}
-            for place, raw in self._reference_logits(chunk):
+            for place, raw in self.oracle.along(chunk):
                 text = chunk[place]
                 laws = {
                     (size, w): law_after_first(self.oracle, text, rows[place]) for w, rows in logits.items()
@@ -198,15 +195,6 @@ class FloorMeter:
                     single = led_along(self.runner, [text], width)[0]
                     laws[1, width] = law_after_first(self.oracle, text, single)
                 self._compare(text, raw, laws, size, shifts=place % SHIFTS_EVERY == 0)
-
-    def _reference_logits(self, texts: Sequence[Text]) -> Iterator[tuple[int, Tensor]]:
-        """Yield the reference's logits of every token of an output, one text after the other."""
-        by_prompt: dict[tuple[int, ...], list[int]] = {}
-        for place, (prompt, _) in enumerate(texts):
-            by_prompt.setdefault(prompt, []).append(place)
-        for prompt, places in by_prompt.items():
-            for index, logits in self.oracle.rows(prompt, [texts[place][1] for place in places]):
-                yield places[index], logits
 
     def _compare(
         self, text: Text, raw: Tensor, laws: dict[tuple[int, int], Tensor], batch: int, *, shifts: bool

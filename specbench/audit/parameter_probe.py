@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from specbench.audit.betting import FloatArray, Mixture
-from specbench.audit.reference import Oracle, adjusted
-from specbench.audit.support import Margin, zones
+from specbench.audit.reference import Oracle
+from specbench.audit.support import Margin, zones_of_emitted
 from specbench.audit.verdicts import ComponentResult
 from specbench.records import GENERATE_ORDER, SamplingParams
 
@@ -29,8 +29,6 @@ SHARES = (0.15, 0.5, 1.0)
 """Of the tokens that a mistake concerns: it may spare bonus rows, or have only those."""
 KEPT = 0.01
 """Share of p in every alternative, so that none dies on one token."""
-SUPPORT_MARGIN = 1e-2
-"""In logits: the decoder processes in float32, the reference in float64, and the edge may lie elsewhere."""
 
 OFF: Mapping[str, Any] = {
     "temperature": 1.0,
@@ -176,7 +174,7 @@ class ParameterProbe:
         ]
         factors[:, places] = np.concatenate(columns, axis=1)
         self.mixture.multiply(factors)
-        self.margin.add(self._zones(own, setting.sampling, logits, prompt, output, oracle))
+        self.margin.add(zones_of_emitted(oracle, own.tolist(), logits, prompt, output))
 
     def _law(
         self,
@@ -190,31 +188,6 @@ class ParameterProbe:
         other = Oracle(oracle.model, wrong)
         other.ends = oracle.ends
         return other.law(logits, prompt, output).cpu()
-
-    def _zones(
-        self,
-        own: Tensor,
-        sampling: SamplingParams,
-        logits: Tensor,
-        prompt: Sequence[int],
-        output: Sequence[int],
-        oracle: Oracle,
-    ) -> FloatArray:
-        """Return 1 for tokens that can be emitted, else how sure it is that they cannot (see `zones`)."""
-        found = np.ones(len(output))
-        for place in (own <= 0).nonzero().flatten().tolist():
-            scores = adjusted(logits[place], sampling, tuple(prompt), tuple(output[:place]), oracle.ends)
-            row = zones(
-                scores[None].cpu().numpy(),
-                SUPPORT_MARGIN,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                min_p=sampling.min_p,
-                order=sampling.order,
-            )[0]
-            found[place] = row[output[place]]
-        return found
 
     def results(self) -> Iterator[ComponentResult]:
         """Return what was found: the mistakes, and the support."""

@@ -290,6 +290,15 @@ class Oracle:
             for i, logits in zip(chunk, self._output_rows(texts, len(prompt), longest), strict=True):
                 yield i, logits[: len(outputs[i])]
 
+    def along(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[tuple[int, Tensor]]:
+        """Yield (i, logits) as `rows` does, of prompts and outputs; those of one prompt share forwards."""
+        by_prompt: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for place, (prompt, _) in enumerate(texts):
+            by_prompt[tuple(prompt)].append(place)
+        for prompt, places in by_prompt.items():
+            for index, logits in self.rows(prompt, [texts[place][1] for place in places]):
+                yield places[index], logits
+
     @torch.inference_mode()
     def _output_rows(self, texts: Sequence[list[int]], start: int, longest: int) -> Tensor:
         """Return the logits [num, longest, vocab] of the rows that predict tokens `start` onward."""
@@ -304,11 +313,17 @@ class Oracle:
         logits: Tensor = output.logits
         return logits if options else logits[:, wanted]
 
-    def law(self, logits: Tensor, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
-        """Return the distributions [len(logits), vocab] that rows of `rows` are sampled from, float64."""
+    def law(self, logits: Tensor, prompt: Sequence[int], output: Sequence[int], *, start: int = 0) -> Tensor:
+        """Return the distributions [len(logits), vocab] that rows of `rows` are sampled from, float64.
+
+        The first row predicts token `start` of the output.
+        """
         if self.looks_back:
             logits = torch.stack(
-                [self._row(row, tuple(prompt), tuple(output[:place])) for place, row in enumerate(logits)]
+                [
+                    self._row(row, tuple(prompt), tuple(output[:place]))
+                    for place, row in enumerate(logits, start)
+                ]
             )
         return target_distribution(logits, self.sampling)
 

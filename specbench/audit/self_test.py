@@ -180,7 +180,7 @@ def cases(only: Sequence[str] = ()) -> list[Case]:
     return [case for case in _all_cases() if not only or case.name in only]
 
 
-@functools.cache  # looking up 86 faults takes half a second
+@functools.cache  # looking up so many faults takes half a second
 def _all_cases() -> Sequence[Case]:
     found = []
     for name in registry.names("fault"):

@@ -73,7 +73,7 @@ CONTRACT_GRAMMAR = "regex:(one|two|three)(, (one|two|three)){2,8}"
 """Has text that a model would hardly write unasked, and goes on long enough for several rounds."""
 CONTRACT_PROMPTS = 3
 BLOCK_ROUNDS = 400
-"""Rounds of block verification whose drafts are scored too: each takes a forward of its own."""
+"""Rounds of block verification whose drafts are scored too, in forwards of their own."""
 CLAIM_TOLERANCE = 1e-3
 """How far a claimed q may be from the auditor's: two float32 forwards differ by some 1e-5."""
 LOGPROBS_LISTED = 3
@@ -152,7 +152,7 @@ def calibrate_regimes(
 
 
 @dataclass(slots=True)
-class _Regime:
+class Regime:
     """One stream of sequences: how it is decoded, and the auditor's draft law along it."""
 
     name: str
@@ -164,7 +164,9 @@ class _Regime:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequence:
+class Served:
+    """What came of one request: its record, and what was drafted for it round by round."""
+
     number: int
     prompt: tuple[int, ...]
     record: RequestRecord
@@ -209,7 +211,7 @@ def audit(
     whole continuations; the verdict is then not PASS. Without an A/A arm and an injected fault among
     `controls` it cannot be PASS either.
     """
-    auditor = _Auditor(subject, name, alter or (lambda strategy: strategy), progress or (lambda _: None))
+    auditor = Auditor(subject, name, alter or (lambda strategy: strategy), progress or (lambda _: None))
     if saved is not None:
         auditor.restore(saved)
     began = time.perf_counter()
@@ -240,7 +242,7 @@ def tokens_in(state: Mapping[str, Any]) -> int:
 def false_control(subject: Subject, alter: Alter, fault: str) -> Control:
     """Plant a large fault in speculation with a bad draft: the instrument must notice."""
     small = replace(subject, budget=Budget("control", CONTROL_TOKENS, 1.0), strategies=1, batch=CONTROL_BATCH)
-    auditor = _Auditor(small, CONTROL_STRATEGY, alter, lambda _: None, regimes=("bad",))
+    auditor = Auditor(small, CONTROL_STRATEGY, alter, lambda _: None, regimes=("bad",))
     auditor.draw()
     return Control(fault, expected_alarm=True, alarm=auditor.e_process.is_rejected)
 
@@ -257,7 +259,7 @@ class View:
 
 def look_again(subject: Subject, name: str, place: Place, *, alter: Alter | None) -> View | None:
     """Decode one request again, alone, and score the position; None if the output is another now."""
-    auditor = _Auditor(subject, name, alter or (lambda strategy: strategy), lambda _: None)
+    auditor = Auditor(subject, name, alter or (lambda strategy: strategy), lambda _: None)
     regime = next(r for r in auditor.regimes if r.name == place.regime)
     sampling = replace(subject.sampling, seed=place.seed, max_new_tokens=OUTPUT_TOKENS)
     sequence = auditor.serve(regime, [Request(0, place.prompt, sampling, "again")])[0]
@@ -280,7 +282,7 @@ CONTROL_STRATEGY = "ngram:k=3"
 """Any strategy that drafts: its drafter is replaced by a synthetic one."""
 
 
-class _Auditor:
+class Auditor:
     """The state of one strategy's audit."""
 
     def __init__(
@@ -311,9 +313,8 @@ class _Auditor:
         self.traces = TraceRecorder([regime.name for regime in self.regimes])
         self.collisions = Collisions(subject.level("collisions"))
         level = subject.level("acceptance")
-        self.is_block = strategy.rule.name == "block"
         self.acceptance: TokenAcceptance | BlockAcceptance = TokenAcceptance(level)
-        if self.is_block:
+        if strategy.rule.name == "block":
             self.acceptance = BlockAcceptance(level, longest=max(1, self.opened.max_draft))
         self.block_rounds = 0
         self.proposals = Proposals(subject.level("proposals"))
@@ -331,11 +332,11 @@ class _Auditor:
         self.numbers = {regime.name: 0 for regime in self.regimes}
         self.decoding_s = self.scoring_s = 0.0
 
-    def _regimes(self, wanted: Sequence[str] | None) -> list[_Regime]:
+    def _regimes(self, wanted: Sequence[str] | None) -> list[Regime]:
         subject = self.subject
         if not self.speculates:
             # Ordinary decoding, judged as if it speculated: the A/A arm.
-            return [_Regime(OWN, self.alter, SyntheticLaw(self.oracle, subject.scales["good"]))]
+            return [Regime(OWN, self.alter, SyntheticLaw(self.oracle, subject.scales["good"]))]
 
         def synthetic(scale: float) -> Alter:
             return lambda strategy: self.alter(
@@ -350,9 +351,9 @@ class _Auditor:
 
         subject.engine.open(self.name)  # the drafter as it is, not as a fault may have made it
         assert subject.engine.strategy is not None
-        found = [_Regime(OWN, self.alter, own_law(subject.engine.strategy, subject.sampling))]
+        found = [Regime(OWN, self.alter, own_law(subject.engine.strategy, subject.sampling))]
         found += [
-            _Regime(name, synthetic(scale), SyntheticLaw(self.oracle, scale))
+            Regime(name, synthetic(scale), SyntheticLaw(self.oracle, scale))
             for name, scale in subject.scales.items()
         ]
         return [regime for regime in found if wanted is None or regime.name in wanted]
@@ -429,7 +430,7 @@ class _Auditor:
         mixtures = (self.acceptance.mixture, self.proposals.mixture, self.collisions.mixture)
         return self.unsupported > 0 or any(mixture.alarm for mixture in mixtures)
 
-    def _batch(self, regime: _Regime) -> None:
+    def _batch(self, regime: Regime) -> None:
         """Decode and judge the next sequences of a regime."""
         share = math.ceil(self.subject.budget.tokens / (len(self.regimes) * OUTPUT_TOKENS))
         num = min(self.subject.batch, share)
@@ -453,7 +454,7 @@ class _Auditor:
             self._judge(regime, sequence, scored)
         self.scoring_s += time.perf_counter() - drawn
 
-    def serve(self, regime: _Regime, requests: Sequence[Request]) -> list[_Sequence]:
+    def serve(self, regime: Regime, requests: Sequence[Request]) -> list[Served]:
         """Decode requests in one regime; return them in the order of their ids."""
         engine = self.subject.engine
         engine.open(self.name, alter=regime.alter)
@@ -479,7 +480,7 @@ class _Auditor:
             regime.accepted += sum(entry.accepted for entry in entries)
             regime.rejected += sum(entry.rejected for entry in entries)
         return [
-            _Sequence(request.id, request.prompt, records[request.id], tuple(rounds[request.id]))
+            Served(request.id, request.prompt, records[request.id], tuple(rounds[request.id]))
             for request in sorted(requests, key=lambda r: r.id)
             if request.id in records
         ]
@@ -507,31 +508,26 @@ class _Auditor:
         found = record_checks.contradictions(steps, rounds, records, eos_ids)
         self.contradictions += found[:1]
 
-    def _scored(self, regime: _Regime, found: Sequence[_Sequence]) -> Iterator[tuple[_Scored, _Sequence]]:
+    def _scored(self, regime: Regime, found: Sequence[Served]) -> Iterator[tuple[_Scored, Served]]:
         """Score whole sequences, one forward for many of one prompt; yield them in order of submission."""
-        by_prompt: dict[tuple[int, ...], list[int]] = {}
-        for place, sequence in enumerate(found):
-            by_prompt.setdefault(sequence.prompt, []).append(place)
+        texts = [(sequence.prompt, sequence.record.output_tokens) for sequence in found]
         scored: dict[int, _Scored] = {}
         pending: list[tuple[int, Tensor, Tensor | None]] = []
-        for prompt, places in by_prompt.items():
-            outputs = [found[place].record.output_tokens for place in places]
-            for index, logits in self.oracle.rows(prompt, outputs):
-                output = outputs[index]
-                p = self.oracle.law(logits, prompt, output).cpu()
-                q = None if regime.law is None else regime.law.laws(prompt, output, logits, p).cpu()
-                pending.append((places[index], p, q))
-                if sum(law.numel() for _, law, _ in pending) >= SCORED_VALUES:
-                    scored |= self._score(regime, found, pending)
-                    pending = []
+        for place, logits in self.oracle.along(texts):
+            p = self.oracle.law(logits, *texts[place]).cpu()
+            q = None if regime.law is None else regime.law.laws(*texts[place], logits, p).cpu()
+            pending.append((place, p, q))
+            if sum(law.numel() for _, law, _ in pending) >= SCORED_VALUES:
+                scored |= self._score(regime, found, pending)
+                pending = []
         scored |= self._score(regime, found, pending)
         for place in sorted(scored):
             yield scored[place], found[place]
 
     def _score(
         self,
-        regime: _Regime,
-        found: Sequence[_Sequence],
+        regime: Regime,
+        found: Sequence[Served],
         pending: Sequence[tuple[int, Tensor, Tensor | None]],
     ) -> dict[int, _Scored]:
         """Score some sequences, given their laws, in one go; return what is kept of each, by place."""
@@ -562,11 +558,11 @@ class _Auditor:
             start = stop
         return kept
 
-    def _samples_drafts(self, regime: _Regime) -> bool:
+    def _samples_drafts(self, regime: Regime) -> bool:
         """Whether drafts are drawn at random from a law the auditor knows."""
         return regime.name != OWN or bool(self.strategy.drafter is not None and self.strategy.drafter.runners)
 
-    def _judge(self, regime: _Regime, sequence: _Sequence, scored: _Scored) -> None:
+    def _judge(self, regime: Regime, sequence: Served, scored: _Scored) -> None:
         """Hand one sequence to every test, in order."""
         num = len(scored.scores)
         self.outputs[regime.name, sequence.number] = sequence.record.output_tokens
@@ -588,25 +584,28 @@ class _Auditor:
             if tokens and not self.foreign_claims:
                 self.proposals.add(rows, tokens)
 
-    def _judge_blocks(self, acceptance: BlockAcceptance, sequence: _Sequence) -> None:
+    def _judge_blocks(self, acceptance: BlockAcceptance, sequence: Served) -> None:
         """Score the drafts of block verification themselves: one coin decides on tokens never emitted."""
         output, place = sequence.record.output_tokens, 0
-        lengths, expected, offered = [], [], []
+        judged: list[RoundRecord] = []
+        starts: list[int] = []
         for entry in sequence.rounds:
-            drafted = entry.draft_tokens or ()
-            if drafted and self.block_rounds < BLOCK_ROUNDS:
+            if entry.draft_tokens and self.block_rounds < BLOCK_ROUNDS:
                 self.block_rounds += 1
-                text = (*output[:place], *drafted)
-                _, logits = next(self.oracle.rows(sequence.prompt, [text]))
-                law = self.oracle.law(logits, sequence.prompt, text)[place:].cpu()
-                p = law.gather(1, torch.tensor(drafted)[:, None]).T.numpy()
-                claimed = np.array([entry.draft_probs])
-                lengths.append(entry.accepted)
-                expected += block_expectation(p, claimed, [len(drafted)]).tolist()
-                offered.append(len(drafted))
+                judged.append(entry)
+                starts.append(place)
             place += entry.emitted
-        if offered:
-            acceptance.add(lengths, expected, offered)
+        if not judged:
+            return
+        texts = [(*output[:start], *(e.draft_tokens or ())) for start, e in zip(starts, judged, strict=True)]
+        expected = np.zeros(len(judged))
+        for i, logits in self.oracle.rows(sequence.prompt, texts):
+            drafted = texts[i][starts[i] :]
+            law = self.oracle.law(logits[starts[i] :], sequence.prompt, texts[i], start=starts[i]).cpu()
+            p = law.gather(1, torch.tensor(drafted)[:, None]).T.numpy()
+            expected[i] = block_expectation(p, np.array([judged[i].draft_probs]), [len(drafted)])[0]
+        lengths, offered = [e.accepted for e in judged], [len(e.draft_tokens or ()) for e in judged]
+        acceptance.add(lengths, expected, offered)
 
     def _greedy(self) -> None:
         """Decode every prompt at temperature 0 in every regime, and compare the logits."""

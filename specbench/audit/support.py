@@ -12,11 +12,15 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from specbench.audit.betting import FloatArray, rare_event_factors, rare_event_mixture
+from specbench.audit.reference import Oracle, adjusted
 from specbench.audit.verdicts import ComponentResult
 from specbench.records import GENERATE_ORDER
 
+SUPPORT_MARGIN = 1e-2
+"""In logits: decoders in float32, ours or others', differ by some 1e-5 and may put the edge elsewhere."""
 NULL_RATE = 1e-4
 """Share of tokens that may fall beyond the margin by numerical error alone."""
 
@@ -158,6 +162,39 @@ def zones(
         zone[places] = np.where(edge.sure, 1, np.where(edge.possible, 0, -1))
         result.append(zone)
     return np.stack(result)
+
+
+def zones_of_emitted(
+    oracle: Oracle,
+    probabilities: Sequence[float],
+    logits: Tensor,
+    prompt: Sequence[int],
+    output: Sequence[int],
+) -> IntArray:
+    """Return the zone of each token of an output [T], with `SUPPORT_MARGIN`: 1 inside, else see `zones`.
+
+    Args:
+        oracle: The reference, with the sampling that the output was drawn under.
+        probabilities: What its law gives each token [T]; where that is not 0 there is nothing to ask.
+        logits: As `Oracle.rows` yields them [T, vocab].
+        prompt: Before the output.
+        output: Its tokens.
+    """
+    sampling = oracle.sampling
+    found = np.ones(len(output), dtype=np.int64)
+    for place in (i for i, probability in enumerate(probabilities) if probability <= 0):
+        scores = adjusted(logits[place], sampling, tuple(prompt), tuple(output[:place]), oracle.ends)
+        row = zones(
+            scores[None].cpu().numpy(),
+            SUPPORT_MARGIN,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            order=sampling.order,
+        )[0]
+        found[place] = row[output[place]]
+    return found
 
 
 class _Edge:
