@@ -53,7 +53,7 @@ def probe(really: Mapping[str, SamplingParams], seed: int, tokens: int = TOKENS)
         oracle = Oracle(model(), setting.sampling)
         for prompt, output in drawn(really[setting.name], tokens // LENGTH, seed):
             ((_, logits),) = oracle.rows(prompt, [output])
-            found.add(setting, prompt, output, logits, oracle)
+            found.add(found.weigh(setting, prompt, output, logits, oracle))
     return found
 
 
@@ -120,6 +120,6 @@ def test_factors_have_expectation_one() -> None:
     total = torch.zeros(len(ParameterProbe(ALPHA, [each]).mixture.names), dtype=torch.float64)
     for token in p.nonzero()[:, 0].tolist():
         one = ParameterProbe(ALPHA, [each])
-        one.add(each, PROMPTS[0], [token], logits, oracle)
+        one.add(one.weigh(each, PROMPTS[0], [token], logits, oracle))
         total += p[token] * torch.as_tensor(one.mixture.log_e).exp()
     assert torch.allclose(total, torch.ones_like(total), atol=1e-9)

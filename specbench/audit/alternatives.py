@@ -9,6 +9,8 @@ contrast v that does not depend on it: v = r / p and c = 1 - e for a mixture (1 
 p (1 + e v). So one contrast serves all strengths, normalisers are exact, and the evidence that an
 alternative gathers when the truth has another strength is a ratio of two moments.
 
+Of a large vocabulary unlikely ids are lumped first, and all this is said of symbols (`lumping`).
+
 Laws are restricted to the support of p and normalised there: a token with p = 0 is the support test's
 business. It cannot happen under the null, so leaving it out keeps the expectation of every factor at 1.
 """
@@ -24,6 +26,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from specbench.audit.lumping import LARGEST_WHOLE, Lumped, lump
+
 FloatArray = npt.NDArray[np.float64]
 
 MIX = 0.01
@@ -31,6 +35,8 @@ MIX = 0.01
 CHUNK_VALUES = 4 * 49_152
 """Probabilities worked on at a time: 1.5 MB per array in float64, which stays in cache. Sixteen times as many
 take three times as long."""
+LUMPED_VALUES = 64 * 49_152
+"""The same where most of a row is only summed up: see `lumping`."""
 MASS_TOLERANCE = 1e-4
 """How far a row's sum may be from 1 before it is refused; what is accepted is normalised in float64."""
 SMALLEST = 1e-290
@@ -88,12 +94,32 @@ DIRECTIONS = (
 class _Rows:
     """Some rows of p and q [n, vocab], restricted to the support of p, with what the contrasts share."""
 
-    def __init__(self, p: Tensor, q: Tensor | None) -> None:
+    def __init__(self, p: Tensor, q: Tensor | None, lumped: Lumped | None = None) -> None:
         self.vocab = p.shape[-1]
+        self.lumped = lumped
+        if lumped is not None:
+            p, q = lumped.p, lumped.q
         self.p = _law(p, "p")
         self.support = self.p > 0
         self._whole_q = None if q is None else _law(q, "q")
         self._q = None if self._whole_q is None else self._whole_q * self.support
+
+    @classmethod
+    def of(cls, p: Tensor, q: Tensor | None) -> _Rows:
+        """Return rows whose columns are symbols, if the vocabulary is large, and ids otherwise."""
+        if p.shape[-1] <= LARGEST_WHOLE:
+            return cls(p, q)
+        if bool((p.amin() if q is None else torch.minimum(p.amin(), q.amin())) < 0):
+            raise ValueError("a row of p or q is no distribution; a probability is negative")
+        return cls(p, q, lump(p.double(), None if q is None else q.double(), smallest=SMALLEST))
+
+    def places(self, tokens: Tensor) -> Tensor:
+        """Return the columns that hold tokens [n]."""
+        return tokens if self.lumped is None else self.lumped.symbols(tokens)
+
+    def columns(self, law: Tensor) -> Tensor:
+        """Return another law [n, vocab] by columns."""
+        return law if self.lumped is None else self.lumped.lump(law)
 
     @property
     def q(self) -> Tensor:
@@ -121,8 +147,13 @@ class _Rows:
 
     @cached_property
     def log_p(self) -> Tensor:
-        """Log p, and 0 outside the support."""
-        return self._p_or_1.log()
+        """Log p of each of a column's ids, and 0 outside the support."""
+        return (self._p_or_1 / self.count.clamp(min=1)).log() if self.lumped else self._p_or_1.log()
+
+    @property
+    def count(self) -> Tensor:
+        """How many possible ids each column holds."""
+        return self.support if self.lumped is None else self.lumped.count
 
     @cached_property
     def lean(self) -> Tensor:
@@ -150,7 +181,9 @@ class _Rows:
         return self.overlap.sum(-1, keepdim=True)
 
     def top(self, weights: Tensor) -> Tensor:
-        """The point mass on the largest of some weights."""
+        """The point mass on the id with the largest of some weights."""
+        if self.lumped is not None:
+            weights = weights * (self.lumped.count <= 1)
         return torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1.0)
 
 
@@ -167,7 +200,7 @@ def _number_reused(rows: _Rows) -> Tensor:
     residual_cdf = residual.cumsum(-1) / mass.clamp(min=SMALLEST)
     edges = q.cumsum(-1)
     lost = (q - p).clamp_(min=0)
-    token = torch.searchsorted(edges, residual_cdf).clamp_(max=rows.vocab - 1)
+    token = torch.searchsorted(edges, residual_cdf).clamp_(max=p.shape[-1] - 1)
     into = residual_cdf - (edges - q).gather(-1, token)
     density = lost.gather(-1, token) / q.gather(-1, token).clamp(min=SMALLEST)
     integral = (lost.cumsum(-1) - lost).gather(-1, token) + into.clamp_(min=0) * density
@@ -178,7 +211,7 @@ def _number_reused(rows: _Rows) -> Tensor:
 
 _MIXED_IN: dict[str, Callable[[_Rows], Tensor]] = {
     "draft-mix": lambda r: r.q,
-    "uniform-mix": lambda r: r.support.double() / r.vocab,
+    "uniform-mix": lambda r: r.count.double() / r.vocab,
     "greedy-mix": lambda r: r.top(r.p),
     "residual-from-p": lambda r: r.overlap + (1 - r.beta) * r.p,
     "draft-number-reused": _number_reused,
@@ -359,7 +392,8 @@ class Alternatives:
         """
         parts = []
         for start, rows in self._chunks(p, q):
-            excess = torch.stack([law[start : start + len(rows.p)].to(rows.p) - rows.p for law in laws], 1)
+            others = [rows.columns(law[start : start + len(rows.p)].to(rows.p)) for law in laws]
+            excess = torch.stack([other - rows.p for other in others], 1)
             sets = [_favoured(d, rows).double() for d in self.directions]
             parts.append(torch.stack([torch.einsum("nlv,nv->nl", excess, a) for a in sets], -1))
         return np.asarray(torch.cat(parts).cpu().numpy())
@@ -397,14 +431,14 @@ class Alternatives:
             raise ValueError(f"q is {'missing' if q is None else 'given'}; has_draft is {self.has_draft}")
         if q is not None and q.shape != p.shape:
             raise ValueError(f"q has shape {tuple(q.shape)}; expected that of p, {tuple(p.shape)}")
-        step = max(1, CHUNK_VALUES // p.shape[-1])
+        step = max(1, (LUMPED_VALUES if p.shape[-1] > LARGEST_WHOLE else CHUNK_VALUES) // p.shape[-1])
         for start in range(0, len(p), step):
             stop = start + step
-            yield start, _Rows(p[start:stop], None if q is None else q[start:stop])
+            yield start, _Rows.of(p[start:stop], None if q is None else q[start:stop])
 
     def _score(self, rows: _Rows, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log factors [n, alternatives], witnesses [n, directions] and support [n] of one chunk."""
-        at = tokens[:, None]
+        at = rows.places(tokens)[:, None]
         factors: list[Tensor] = []
         witness: dict[str, Tensor] = {}
         contrasts: dict[str, tuple[_Contrast, Tensor]] = {}
@@ -462,7 +496,7 @@ def _favoured(direction: Direction, rows: _Rows, contrast: _Contrast | None = No
 
 def _powers(rows: _Rows, exponent: float) -> tuple[Tensor, Tensor]:
     """Return p^b on the support [n, vocab] and its sum [n, 1]."""
-    powers = (exponent * rows.log_p).exp_() * rows.support
+    powers = (exponent * rows.log_p).exp_() * rows.count
     return powers, powers.sum(-1, keepdim=True)
 
 

@@ -161,18 +161,29 @@ def served(generate: Generate, requests: Sequence[Request]) -> list[RequestRecor
 
 def serve_all(subject: Subject, generate: Generate | None = None, **changes: Any) -> list[RequestRecord]:
     """Serve every prompt in one batch with one set of parameters, seeds apart."""
+    return serve_kinds(subject, [changes], generate)[0]
+
+
+def serve_kinds(
+    subject: Subject, kinds: Sequence[Mapping[str, Any]], generate: Generate | None = None
+) -> list[list[RequestRecord]]:
+    """Serve every prompt under each of some sets of parameters, all in one batch; return them by set."""
+    prompts = subject.prompts
     requests = [
-        made_request(subject, i, prompt, **{"seed": 7 + i, **changes})
-        for i, prompt in enumerate(subject.prompts)
+        made_request(subject, i + place * len(prompts), prompt, **{"seed": 7 + i, **changes})
+        for place, changes in enumerate(kinds)
+        for i, prompt in enumerate(prompts)
     ]
-    return served(generate or subject.generate, requests)
+    records = served(generate or subject.generate, requests)
+    return [records[start : start + len(prompts)] for start in range(0, len(records), len(prompts))]
 
 
-def greedy_outputs(subject: Subject) -> list[RequestRecord]:
+def greedy_outputs(subject: Subject, generate: Generate | None = None) -> list[RequestRecord]:
     """Return the long output of every prompt at temperature 0, decoded once."""
-    if subject.prompts not in subject.kept:
-        subject.kept[subject.prompts] = serve_all(subject, **GREEDY)
-    return subject.kept[subject.prompts]
+    key = subject.prompts, generate
+    if key not in subject.kept:
+        subject.kept[key] = serve_all(subject, generate, **GREEDY)
+    return subject.kept[key]
 
 
 def serve_one(subject: Subject, generate: Generate, prompt: Sequence[int], **changes: Any) -> RequestRecord:
@@ -300,8 +311,10 @@ def declaring(subject: Subject) -> Callable[[int], Generate]:
 def length_limits(subject: Subject) -> str:
     """Give exactly max_new_tokens tokens, for each of 1 .. k + 3, the beginning of the longer output."""
     longest = serve_all(subject, **GREEDY, max_new_tokens=subject.max_draft + 3)
-    for limit in range(1, subject.max_draft + 4):
-        for record, long in zip(serve_all(subject, **GREEDY, max_new_tokens=limit), longest, strict=True):
+    limits = range(1, subject.max_draft + 4)
+    found = serve_kinds(subject, [{**GREEDY, "max_new_tokens": limit} for limit in limits])
+    for limit, records in zip(limits, found, strict=True):
+        for record, long in zip(records, longest, strict=True):
             _expect(record, long.output_tokens[:limit], "length", f"max_new_tokens {limit}")
             if len(record.output_tokens) != limit:
                 raise Broken(f"max_new_tokens {limit}: {tokens_shown(record.output_tokens)}")
@@ -555,11 +568,12 @@ def neighbours(subject: Subject) -> str:
 
 def sharp_sampling(subject: Subject) -> str:
     """Sample the most likely token where top_k, top_p or min_p leave no other."""
-    expected = greedy_outputs(subject)
-    for parameter, value in (("top_k", 1), ("top_p", 1e-6), ("min_p", 1.0)):
-        _require(subject, parameter)
-        changes = {**SAMPLED, "top_k": 0, "top_p": 1.0, "min_p": 0.0, parameter: value}
-        _equal(serve_all(subject, **changes), expected, f"{parameter} {value:g}, and at temperature 0")
+    sharp = {"top_k": 1, "top_p": 1e-6, "min_p": 1.0}
+    _require(subject, *sharp)
+    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    found = serve_kinds(subject, [{**SAMPLED, **off, name: value} for name, value in sharp.items()])
+    for (parameter, value), records in zip(sharp.items(), found, strict=True):
+        _equal(records, greedy_outputs(subject), f"{parameter} {value:g}, and at temperature 0")
     return "top_k 1, top_p near 0 and min_p 1 sample what temperature 0 emits"
 
 
@@ -568,14 +582,16 @@ def logit_bias(subject: Subject) -> str:
     _require(subject, "logit_bias")
     plain = [record.output_tokens for record in greedy_outputs(subject)]
     seen = list(dict.fromkeys(token for output in plain for token in output))
-    for kind in (GREEDY, SAMPLED):
-        for record in serve_all(subject, **kind, logit_bias=((seen[-1], 100.0),)):
-            if set(record.output_tokens) != {seen[-1]}:
-                raise Broken(f"bias +100 on {seen[-1]}: {tokens_shown(record.output_tokens)}")
-        banned = {output[0] for output in plain}
-        for record in serve_all(subject, **kind, logit_bias=tuple((token, -100.0) for token in banned)):
-            if emitted := banned.intersection(record.output_tokens):
-                raise Broken(f"bias -100 on {min(emitted)}, and it was emitted")
+    banned = {output[0] for output in plain}
+    forced, forbidden = ((seen[-1], 100.0),), tuple((token, -100.0) for token in sorted(banned))
+    kinds = [{**kind, "logit_bias": bias} for bias in (forced, forbidden) for kind in (GREEDY, SAMPLED)]
+    found = serve_kinds(subject, kinds)
+    for record in (*found[0], *found[1]):
+        if set(record.output_tokens) != {seen[-1]}:
+            raise Broken(f"bias +100 on {seen[-1]}: {tokens_shown(record.output_tokens)}")
+    for record in (*found[2], *found[3]):
+        if emitted := banned.intersection(record.output_tokens):
+            raise Broken(f"bias -100 on {min(emitted)}, and it was emitted")
     return "a bias of +100 forces its token, one of -100 forbids it"
 
 
@@ -586,7 +602,7 @@ def _penalty(parameter: str, value: float) -> Callable[[Subject], str]:
             raise NotTested("there is no ordinary decoding to compare with")
         changes: dict[str, Any] = {**GREEDY, parameter: value}
         expected = serve_all(subject, subject.ordinary, **changes)
-        plain = serve_all(subject, subject.ordinary, **GREEDY)
+        plain = greedy_outputs(subject, subject.ordinary)
         if all(a.output_tokens == b.output_tokens for a, b in zip(expected, plain, strict=True)):
             raise NotTested(f"{parameter} {value:g} changes no output of ordinary decoding")
         _equal(
@@ -604,12 +620,11 @@ def bad_words(subject: Subject) -> str:
     outputs = [record.output_tokens for record in greedy_outputs(subject)]
     pairs = [output[i : i + 2] for output in outputs for i in (0, 1) if len(output) > i + 1]
     words = ((outputs[0][-1],), *(pair for pair in pairs if outputs[0][-1] not in pair))
-    for kind in (GREEDY, SAMPLED):
-        for record in serve_all(subject, **kind, bad_words=words):
-            text = record.output_tokens
-            for word in words:
-                if any(text[i : i + len(word)] == word for i in range(len(text))):
-                    raise Broken(f"the forbidden sequence {word} was emitted")
+    found = serve_kinds(subject, [{**kind, "bad_words": words} for kind in (GREEDY, SAMPLED)])
+    for text in (record.output_tokens for records in found for record in records):
+        for word in words:
+            if any(text[i : i + len(word)] == word for i in range(len(text))):
+                raise Broken(f"the forbidden sequence {word} was emitted")
     return f"{len(words)} forbidden sequences never appear"
 
 

@@ -367,7 +367,7 @@ class EProcess:
             Log e after each, `[T, 1 + regimes]`: of the whole, and of each regime alone.
         """
         if plan is not None:
-            self._plans[regime] = self._plans[regime] + plan
+            self.foresee(regime, plan)
         if len(scores) == 0:
             return np.zeros((0, 1 + len(self._streams)))
         stream = self._streams[regime]
@@ -387,6 +387,10 @@ class EProcess:
         self._supremum = max(self._supremum, float(path.max()))
         stream.take(scores, np.asarray(sequences), np.asarray(offsets), was_rejected)
         return np.stack([path, *alone], -1)
+
+    def foresee(self, regime: str, plan: Plan) -> None:
+        """Take what some contexts of a regime could have shown; of all its tokens they stand for."""
+        self._plans[regime] = self._plans[regime] + plan
 
     def smallest_detectable_effect(self, direction: str, regime: str | None = None) -> Detectable | None:
         """Return the smallest mean TV per token of a direction that would have been found with chance .99.

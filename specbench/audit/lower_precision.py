@@ -38,7 +38,7 @@ from specbench.audit.greedy_regret import FEWEST_TOKENS, GreedyRegret, Tolerance
 from specbench.audit.numerical_floor import MARGIN_FACTOR, Floor, FloorMeter, Text, spread, upcast
 from specbench.audit.paired import CALIBRATION_PAIRS, Paired
 from specbench.audit.reference import Oracle
-from specbench.audit.session import OUTPUT_TOKENS, OWN, SCORED_VALUES, Alter, Progress, Subject
+from specbench.audit.session import OUTPUT_TOKENS, OWN, SCORED_VALUES, Alter, Progress, Subject, together
 from specbench.audit.verdicts import (
     AuditRecord,
     ChiSquaredVerdict,
@@ -333,7 +333,7 @@ class _Auditor:
     ) -> dict[int, tuple[int, Scores, float]]:
         if not waiting:
             return {}
-        p, q = torch.cat([law for _, law, _ in waiting]), torch.cat([law for _, _, law in waiting])
+        p, q = together([law for _, law, _ in waiting]), together([law for _, _, law in waiting])
         tokens = torch.tensor([t for place, _, _ in waiting for t in found[place].record.output_tokens])
         scores = self.alternatives.score(p, tokens, q)
         self.plan = self.plan + self.alternatives.plan(p[::PLAN_EVERY], q[::PLAN_EVERY])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specbench.audit.betting import FloatArray, Mixture
 from specbench.audit.reference import Oracle
-from specbench.audit.support import Margin, zones_of_emitted
+from specbench.audit.support import IntArray, Margin, zones_of_emitted
 from specbench.audit.verdicts import ComponentResult
 from specbench.records import GENERATE_ORDER, SamplingParams
 
@@ -114,6 +114,14 @@ def _mistakes(sampling: SamplingParams) -> dict[str, SamplingParams]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one output says: log factors of the bets `[T, bets]`, and where in the support it lies `[T]`."""
+
+    log_factors: FloatArray
+    zones: IntArray
+
+
 class ParameterProbe:
     """An e-process that grows when tokens follow the law of a mistake rather than the target's.
 
@@ -149,10 +157,15 @@ class ParameterProbe:
         """Return whether more tokens would change nothing."""
         return self.mixture.alarm or self.margin.mixture.alarm
 
-    def add(
+    def add(self, evidence: Evidence) -> None:
+        """Take in what one output says, in the order of submission."""
+        self.mixture.multiply(evidence.log_factors)
+        self.margin.add(evidence.zones)
+
+    def weigh(
         self, setting: Setting, prompt: Sequence[int], output: Sequence[int], logits: Tensor, oracle: Oracle
-    ) -> None:
-        """Take in one output, in the order of submission.
+    ) -> Evidence:
+        """Return what one output says, without taking it in.
 
         Args:
             setting: What it was drawn under.
@@ -161,8 +174,6 @@ class ParameterProbe:
             logits: The reference's, of the rows that predict them [T, vocab].
             oracle: The reference under `setting.sampling`.
         """
-        if not output:
-            return
         p = oracle.law(logits, prompt, output).cpu()
         chosen = torch.tensor(output)[:, None]
         own = p.gather(1, chosen).squeeze(1)
@@ -173,8 +184,7 @@ class ParameterProbe:
             for wrong in setting.mistakes.values()
         ]
         factors[:, places] = np.concatenate(columns, axis=1)
-        self.mixture.multiply(factors)
-        self.margin.add(zones_of_emitted(oracle, own.tolist(), logits, prompt, output))
+        return Evidence(factors, zones_of_emitted(oracle, own.tolist(), logits, prompt, output))
 
     def _law(
         self,

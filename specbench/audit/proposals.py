@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from specbench.audit.betting import FloatArray, Mixture
+from specbench.audit.lumping import LARGEST_WHOLE, lump
 from specbench.audit.verdicts import ComponentResult
 
 POWERS = (0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 2.0)
 ARGMAX_SHARES = (0.05, 0.2, 0.9)
 NUCLEUS = 0.95
 _KEPT = 0.01  # of q, mixed into every alternative, so that none dies on one token
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Log factors of drafted tokens `[n, alternatives]`, 0 where they are not possible under q `[n]`."""
+
+    log_factors: FloatArray
+    possible: npt.NDArray[np.bool_]
+
+    def part(self, start: int, stop: int) -> Weighed:
+        """Return what some consecutive tokens say."""
+        return Weighed(self.log_factors[start:stop], self.possible[start:stop])
 
 
 class Proposals:
@@ -62,7 +77,13 @@ class Proposals:
     def add(
         self, q: npt.ArrayLike, tokens: npt.ArrayLike, laws: Mapping[str, npt.ArrayLike] | None = None
     ) -> None:
-        """Take in drafted tokens in the order of drawing.
+        """Take in drafted tokens in the order of drawing; see `weigh` for the arguments."""
+        self.take(self.weigh(q, tokens, laws))
+
+    def weigh(
+        self, q: npt.ArrayLike, tokens: npt.ArrayLike, laws: Mapping[str, npt.ArrayLike] | None = None
+    ) -> Weighed:
+        """Return what drafted tokens say, without taking it in: all that is kept of their laws.
 
         Args:
             q: Their claimed laws [n, vocab], renormalised here.
@@ -76,14 +97,20 @@ class Proposals:
             raise ValueError(f"laws {sorted(laws)} were given; expected {sorted(self.others)}")
         if drawn.shape != claimed.shape[:1]:
             raise ValueError(f"{drawn.shape} tokens for {claimed.shape[:1]} rows")
-        self.tokens += len(drawn)
         possible = claimed[np.arange(len(drawn)), drawn] > 0
-        self.impossible += int((~possible).sum())
-        claimed, drawn = claimed[possible], drawn[possible]
-        if not len(drawn):
-            return
-        given = [_normalised(laws[name])[possible] for name in self.others]
-        self.mixture.multiply(_log_factors(claimed, drawn, given))
+        factors = np.zeros((len(drawn), len(self.mixture.names)))
+        if possible.any():
+            given = [_normalised(laws[name])[possible] for name in self.others]
+            columns = _by_columns(claimed[possible], drawn[possible], given)
+            factors[possible] = _log_factors(*columns)
+        return Weighed(factors, possible)
+
+    def take(self, weighed: Weighed) -> None:
+        """Take in what `weigh` found."""
+        self.tokens += len(weighed.possible)
+        self.impossible += int((~weighed.possible).sum())
+        if weighed.possible.any():
+            self.mixture.multiply(weighed.log_factors[weighed.possible])
 
     def state(self) -> dict[str, Any]:
         """Return everything needed to go on later, in JSON types."""
@@ -118,16 +145,35 @@ def _normalised(law: npt.ArrayLike) -> FloatArray:
     return np.asarray(rows / sums)
 
 
-def _log_factors(q: FloatArray, tokens: npt.NDArray[np.int64], given: Sequence[FloatArray]) -> FloatArray:
+_Tokens = npt.NDArray[np.int64]
+
+
+def _by_columns(
+    q: FloatArray, tokens: _Tokens, given: Sequence[FloatArray]
+) -> tuple[FloatArray, _Tokens, Sequence[FloatArray], FloatArray | None]:
+    """Return the same over the symbols of a large vocabulary, and how many ids each holds (`lumping`)."""
+    if q.shape[1] <= LARGEST_WHOLE:
+        return q, tokens, given, None
+    found = lump(torch.from_numpy(q), None, smallest=np.finfo(np.float64).tiny)
+    symbols = found.symbols(torch.from_numpy(tokens)).numpy()
+    others = [found.lump(torch.from_numpy(law)).numpy() for law in given]
+    return _normalised(found.p.numpy()), symbols, others, found.count.numpy()
+
+
+def _log_factors(
+    q: FloatArray, tokens: _Tokens, given: Sequence[FloatArray], count: FloatArray | None = None
+) -> FloatArray:
     """Return log (.99 a(x) / q(x) + .01) for every alternative a [n, alternatives]."""
     rows = np.arange(len(tokens))
     at_token = q[rows, tokens]
-    log_q = np.log(q, out=np.full_like(q, -math.inf), where=q > 0)
+    each = q if count is None else q / count.clip(min=1)  # q of one of a column's ids
+    log_each = np.log(each, out=np.full_like(q, -math.inf), where=q > 0)
     ratios = []
     for power in POWERS:
-        total = np.exp(power * log_q).sum(1)
-        ratios.append(at_token ** (power - 1) / total)
-    is_largest = tokens == q.argmax(1)
+        powers = np.exp(power * log_each)
+        total = (powers if count is None else powers * count).sum(1)
+        ratios.append(each[rows, tokens] ** (power - 1) / total)
+    is_largest = tokens == (q if count is None else q * (count <= 1)).argmax(1)
     ratios += [(1 - share) + share * is_largest / at_token for share in ARGMAX_SHARES]
     ratios.append(_nucleus_ratio(q, tokens))
     ratios += [law[rows, tokens] / at_token for law in given]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -61,26 +61,27 @@ def target_distribution(logits: Tensor, sampling: SamplingParams) -> Tensor:
     Raises:
         ModelError: A row holds NaN, +inf, or nothing but -inf.
     """
-    scores = logits.to(torch.float64)
-    largest = scores.amax(dim=-1, keepdim=True)
+    largest = logits.amax(dim=-1, keepdim=True)
     if not bool(torch.isfinite(largest).all()):
         raise ModelError("the target's logits are not finite", hint="load it in float32 or bfloat16")
     if sampling.temperature == 0:
-        ids = torch.arange(scores.shape[-1], device=scores.device)
-        winner = torch.where(scores == largest, ids, scores.shape[-1]).amin(dim=-1)
-        return torch.nn.functional.one_hot(winner, scores.shape[-1]).to(torch.float64)
+        ids = torch.arange(logits.shape[-1], device=logits.device)
+        winner = torch.where(logits == largest, ids, logits.shape[-1]).amin(dim=-1)
+        return torch.nn.functional.one_hot(winner, logits.shape[-1]).to(torch.float64)
+    scores = logits
     for name in sampling.order:
         scores = _STEPS[name](scores, sampling)
-    return scores.softmax(dim=-1)
+    return scores.softmax(dim=-1, dtype=torch.float64)
 
 
 def _apply_temperature(scores: Tensor, sampling: SamplingParams) -> Tensor:
-    return scores / sampling.temperature
+    return scores if sampling.temperature == 1 else scores.double() / sampling.temperature
 
 
 def _apply_top_k(scores: Tensor, sampling: SamplingParams) -> Tensor:
     if not 0 < sampling.top_k < scores.shape[-1]:
         return scores
+    scores = scores.double()
     kth_largest = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
     return scores.masked_fill(scores < kth_largest, -math.inf)
 
@@ -88,6 +89,7 @@ def _apply_top_k(scores: Tensor, sampling: SamplingParams) -> Tensor:
 def _apply_top_p(scores: Tensor, sampling: SamplingParams) -> Tensor:
     if sampling.top_p >= 1:
         return scores
+    scores = scores.double()
     ascending, ids = scores.sort(dim=-1, stable=True)
     mass_up_to_here = ascending.softmax(dim=-1).cumsum(dim=-1)
     goes = mass_up_to_here <= 1 - sampling.top_p
@@ -96,6 +98,9 @@ def _apply_top_p(scores: Tensor, sampling: SamplingParams) -> Tensor:
 
 
 def _apply_min_p(scores: Tensor, sampling: SamplingParams) -> Tensor:
+    if sampling.min_p <= 0:
+        return scores
+    scores = scores.double()
     probs = scores.softmax(dim=-1)
     return scores.masked_fill(probs < sampling.min_p * probs.amax(dim=-1, keepdim=True), -math.inf)
 
@@ -137,13 +142,14 @@ def adjusted(
     for token, bias in sampling.logit_bias:
         scores[token] += bias
     if sampling.repetition_penalty != 1:
-        for token in {*prompt, *output}:
-            score = scores[token]
-            scores[token] = (
-                score / sampling.repetition_penalty if score > 0 else score * sampling.repetition_penalty
-            )
-    for token, count in Counter(output).items():
-        scores[token] -= sampling.presence_penalty + count * sampling.frequency_penalty
+        seen = torch.tensor(sorted({*prompt, *output}), device=scores.device)
+        held = scores[seen]
+        scores[seen] = torch.where(
+            held > 0, held / sampling.repetition_penalty, held * sampling.repetition_penalty
+        )
+    if output and (sampling.presence_penalty or sampling.frequency_penalty):
+        counts = torch.bincount(torch.tensor(output, device=scores.device), minlength=len(scores))
+        scores -= (counts > 0) * sampling.presence_penalty + counts * sampling.frequency_penalty
     text = (*prompt, *output)
     for *beginning, last in sampling.bad_words:
         if not beginning or text[-len(beginning) :] == tuple(beginning):

@@ -40,9 +40,9 @@ def draft_logits(logits: Tensor, positions: Tensor, scale: float) -> Tensor:
     if scale == 0:
         return logits
     vocab = logits.shape[-1]
-    ids = torch.arange(vocab, device=logits.device)
-    rolled = (ids - positions.to(logits.device)[..., None]).remainder(vocab)
-    return logits + scale * _noise(vocab).to(logits.device, logits.dtype)[rolled]
+    twice = (scale * _noise(vocab)).to(logits.device, logits.dtype).repeat(2)
+    rolled = twice.unfold(0, vocab, 1)[vocab - positions.to(logits.device).remainder(vocab)]
+    return logits + rolled
 
 
 def acceptance(

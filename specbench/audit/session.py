@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from specbench.audit.collisions import Collisions
 from specbench.audit.draft_laws import DraftLaw, SyntheticLaw, own_law
 from specbench.audit.e_process import EProcess, EProcessResult
 from specbench.audit.greedy_regret import GreedyRegret, Tolerance, regrets
-from specbench.audit.proposals import Proposals
+from specbench.audit.proposals import Proposals, Weighed
 from specbench.audit.reference import Oracle
 from specbench.audit.synthetic import with_synthetic_draft
 from specbench.audit.traces import TraceRecorder, randomised_pit
@@ -60,18 +60,23 @@ from specbench.runtime.protocols import Strategy
 OWN = "own"
 BATCH = 64
 """The most sequences that one regime decodes before the next takes its turn."""
-OUTPUT_TOKENS = 32
-"""The most tokens of one sequence: several rounds, and cheap to score."""
+USUAL_SHARE = 0.92
+"""Of the most tokens, what sequences have on average: some end early, and a small second batch costs more."""
+FEWEST = 8
+"""The fewest, where hardly anything is missing: a batch that decodes well."""
+OUTPUT_TOKENS = 64
+"""The most tokens of one sequence: many rounds, and the prompt that is scored with them matters little."""
 GREEDY_TOKENS = 24
-SCORED_VALUES = 4_000_000
-"""Probabilities of p that are collected before they are scored together: 32 MB."""
-PLAN_VOCAB, PLAN_LEAST = 64, 1 / 64
+PROBE_TOKENS = 32
+SCORED_VALUES = 1_000_000
+"""Probabilities of p that are collected before they are scored together: 8 MB, or one sequence's."""
+PLAN_VOCAB, PLAN_LEAST = 32, 1 / 64
 """What could be found is worked out on every context up to this vocabulary, on a smaller share beyond."""
 CONTROL_TOKENS, CONTROL_BATCH = 4_000, 8
 """A large fault alarms within a few hundred tokens, and what follows the alarm is for nothing."""
 CONTRACT_GRAMMAR = "regex:(one|two|three)(, (one|two|three)){2,8}"
 """Has text that a model would hardly write unasked, and goes on long enough for several rounds."""
-CONTRACT_PROMPTS = 3
+CONTRACT_PROMPTS, CONTRACT_ROWS = 3, 12
 BLOCK_ROUNDS = 400
 """Rounds of block verification whose drafts are scored too, in forwards of their own."""
 CLAIM_TOLERANCE = 1e-3
@@ -177,15 +182,18 @@ Coins = tuple[list[bool], list[float], list[float]]
 """Outcome of each tested draft token, p of it and q of it, as `TokenAcceptance.add` takes them."""
 
 
+_Laws = tuple[int, Tensor, Tensor | None]
+"""The place of a sequence among those served, and p and q along it."""
+
+
 @dataclass(slots=True)
 class _Scored:
     """What is kept of one sequence once it was scored: numbers per token, no laws."""
 
     scores: Scores
-    plan: Plan | None
     log_p: float
     coins: Coins
-    claims: tuple[np.ndarray[Any, Any], list[int], int] | None
+    claims: tuple[Weighed, int] | None
     pit: np.ndarray[Any, Any]
 
 
@@ -322,7 +330,7 @@ class Auditor:
         self.regret = GreedyRegret(subject.level("greedy regret"), floor)
         self.seeds: dict[tuple[str, int], int] = {}
         self.outputs: dict[tuple[str, int], tuple[int, ...]] = {}
-        self.turn = 0
+        self.turn, self.each = 0, subject.batch
         self.lost = self.unsupported = self.foreign_claims = 0
         self.schedules = 0
         self.contradictions: list[str] = []
@@ -365,9 +373,13 @@ class Auditor:
         self.progress(self.e_process.tokens)  # what was drawn before an interruption
         while not self._has_alarm:
             turn = self.turn % len(self.regimes)
-            if turn == 0 and self.e_process.tokens >= self.subject.budget.tokens:
-                self._greedy()
-                return
+            if turn == 0:
+                missing = self.subject.budget.tokens - self.e_process.tokens
+                if missing <= 0:
+                    self._greedy()
+                    return
+                each = math.ceil(missing / (len(self.regimes) * OUTPUT_TOKENS * USUAL_SHARE))
+                self.each = min(self.subject.batch, max(FEWEST, each))
             before = self.e_process.tokens
             self._batch(self.regimes[turn])
             self.turn += 1
@@ -391,6 +403,7 @@ class Auditor:
             ],
             "numbers": self.numbers,
             "turn": self.turn,
+            "each": self.each,
             "block_rounds": self.block_rounds,
             "lost": self.lost,
             "unsupported": self.unsupported,
@@ -416,7 +429,8 @@ class Auditor:
         self.proposals.restore(tests["proposals"])
         self.traces = TraceRecorder.resume(state["traces"])
         self.numbers = dict(state["numbers"])
-        self.turn, self.block_rounds = state["turn"], state["block_rounds"]
+        self.turn, self.each = state["turn"], state["each"]
+        self.block_rounds = state["block_rounds"]
         self.lost, self.unsupported = state["lost"], state["unsupported"]
         self.foreign_claims, self.schedules = state["foreign_claims"], state["schedules"]
         self.contradictions = list(state["contradictions"])
@@ -432,8 +446,7 @@ class Auditor:
 
     def _batch(self, regime: Regime) -> None:
         """Decode and judge the next sequences of a regime."""
-        share = math.ceil(self.subject.budget.tokens / (len(self.regimes) * OUTPUT_TOKENS))
-        num = min(self.subject.batch, share)
+        num = self.each
         first = self.numbers[regime.name]
         self.numbers[regime.name] += num
         stream = sorted(self.subject.scales).index(regime.name) + 1 if regime.name != OWN else 0
@@ -450,8 +463,10 @@ class Auditor:
         found = self.serve(regime, requests)
         drawn = time.perf_counter()
         self.decoding_s += drawn - began
-        for scored, sequence in self._scored(regime, found):
-            self._judge(regime, sequence, scored)
+        scored, plan = self._scored(regime, found)
+        self.e_process.foresee(regime.name, plan)
+        for place in sorted(scored):
+            self._judge(regime, found[place], scored[place])
         self.scoring_s += time.perf_counter() - drawn
 
     def serve(self, regime: Regime, requests: Sequence[Request]) -> list[Served]:
@@ -508,55 +523,79 @@ class Auditor:
         found = record_checks.contradictions(steps, rounds, records, eos_ids)
         self.contradictions += found[:1]
 
-    def _scored(self, regime: Regime, found: Sequence[Served]) -> Iterator[tuple[_Scored, Served]]:
-        """Score whole sequences, one forward for many of one prompt; yield them in order of submission."""
+    def _scored(self, regime: Regime, found: Sequence[Served]) -> tuple[dict[int, _Scored], Plan]:
+        """Score whole sequences, one forward for many of one prompt; return what is kept of each, by place.
+
+        And what contexts of theirs could have shown: one in so many rows, whatever text it belongs to.
+        """
         texts = [(sequence.prompt, sequence.record.output_tokens) for sequence in found]
+        alternatives, every = self.e_process.alternatives(regime.name), self.e_process.plan_every
         scored: dict[int, _Scored] = {}
-        pending: list[tuple[int, Tensor, Tensor | None]] = []
+        pending: list[_Laws] = []
+        planned: list[tuple[Tensor, Tensor | None]] = []
+        rows = 0
         for place, logits in self.oracle.along(texts):
             p = self.oracle.law(logits, *texts[place]).cpu()
             q = None if regime.law is None else regime.law.laws(*texts[place], logits, p).cpu()
             pending.append((place, p, q))
+            for row in range(-rows % every, len(p), every):
+                planned.append((p[row].clone(), None if q is None else q[row].clone()))
+            rows += len(p)
             if sum(law.numel() for _, law, _ in pending) >= SCORED_VALUES:
                 scored |= self._score(regime, found, pending)
                 pending = []
         scored |= self._score(regime, found, pending)
-        for place in sorted(scored):
-            yield scored[place], found[place]
+        if not planned:
+            return scored, alternatives.empty_plan()
+        drafts = [q for _, q in planned if q is not None]
+        return scored, alternatives.plan(
+            torch.stack([p for p, _ in planned]), torch.stack(drafts) if drafts else None
+        )
 
-    def _score(
-        self,
-        regime: Regime,
-        found: Sequence[Served],
-        pending: Sequence[tuple[int, Tensor, Tensor | None]],
-    ) -> dict[int, _Scored]:
+    def _score(self, regime: Regime, found: Sequence[Served], pending: Sequence[_Laws]) -> dict[int, _Scored]:
         """Score some sequences, given their laws, in one go; return what is kept of each, by place."""
         if not pending:
             return {}
-        p = torch.cat([law for _, law, _ in pending])
-        q = torch.cat([law for _, _, law in pending if law is not None]) if regime.law is not None else None
+        p = together([law for _, law, _ in pending])
+        q = together([law for _, _, law in pending if law is not None]) if regime.law is not None else None
         tokens = torch.tensor([t for place, _, _ in pending for t in found[place].record.output_tokens])
-        alternatives = self.e_process.alternatives(regime.name)
-        every = self.e_process.plan_every
-        scores = alternatives.score(p, tokens, q)
-        plan: Plan | None = alternatives.plan(p[::every], None if q is None else q[::every])
+        scores = self.e_process.alternatives(regime.name).score(p, tokens, q)
         chosen = p.gather(1, tokens[:, None]).squeeze(1).log()
+        claims = self._claims(regime, found, pending, q)
         kept: dict[int, _Scored] = {}
         start = 0
         for place, own_p, own_q in pending:
             sequence = found[place]
             stop = start + len(own_p)
             log_p = min(0.0, float(chosen[start:stop].sum()))
-            output, rounds = sequence.record.output_tokens, sequence.rounds
-            coins = _tested(rounds, output, own_p, own_q, self.strategy.rule.name)
-            claims = None
-            if own_q is not None and self._samples_drafts(regime):
-                claims = _claims(rounds, own_q)
+            coins = _tested(
+                sequence.rounds, sequence.record.output_tokens, own_p, own_q, self.strategy.rule.name
+            )
             pit = randomised_pit(own_p, tokens[start:stop], self.seeds[regime.name, sequence.number])
-            kept[place] = _Scored(scores.take(slice(start, stop)), plan, log_p, coins, claims, pit)
-            plan = None
+            scored = scores.take(slice(start, stop))
+            kept[place] = _Scored(scored, log_p, coins, claims.get(place), pit)
             start = stop
         return kept
+
+    def _claims(
+        self, regime: Regime, found: Sequence[Served], pending: Sequence[_Laws], q: Tensor | None
+    ) -> dict[int, tuple[Weighed, int]]:
+        """Weigh drafted tokens against their laws q, together; return by place what is kept."""
+        if q is None or not self._samples_drafts(regime):
+            return {}
+        rows: list[int] = []
+        tokens: list[int] = []
+        parts: dict[int, tuple[int, int, int]] = {}
+        start = 0
+        for place, _, own_q in pending:
+            assert own_q is not None
+            own_rows, own_tokens, foreign = _claims(found[place].rounds, own_q)
+            parts[place] = len(tokens), len(tokens) + len(own_tokens), foreign
+            rows += [start + row for row in own_rows]
+            tokens += own_tokens
+            start += len(own_q)
+        weighed = self.proposals.weigh(q[rows].numpy(), tokens)
+        return {place: (weighed.part(begin, end), foreign) for place, (begin, end, foreign) in parts.items()}
 
     def _samples_drafts(self, regime: Regime) -> bool:
         """Whether drafts are drawn at random from a law the auditor knows."""
@@ -569,7 +608,7 @@ class Auditor:
         self.unsupported += int((~scored.scores.supported).sum())
         if num:
             numbers = np.full(num, sequence.number)
-            paths = self.e_process.update(regime.name, scored.scores, numbers, np.arange(num), scored.plan)
+            paths = self.e_process.update(regime.name, scored.scores, numbers, np.arange(num))
             self.traces.add(regime.name, paths, scored.pit)
         self.collisions.add((regime.name, sequence.prompt), sequence.record.output_tokens, scored.log_p)
         if not self.strategy.lossless:
@@ -579,10 +618,10 @@ class Auditor:
         elif scored.coins[0]:
             self.acceptance.add(*scored.coins)
         if scored.claims is not None:
-            rows, tokens, foreign = scored.claims
+            weighed, foreign = scored.claims
             self.foreign_claims += foreign
-            if tokens and not self.foreign_claims:
-                self.proposals.add(rows, tokens)
+            if len(weighed.possible) and not self.foreign_claims:
+                self.proposals.take(weighed)
 
     def _judge_blocks(self, acceptance: BlockAcceptance, sequence: Served) -> None:
         """Score the drafts of block verification themselves: one coin decides on tokens never emitted."""
@@ -615,17 +654,25 @@ class Auditor:
             replace(greedy, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
             self.subject.engine.eos_ids,
         )
+        found: list[Served] = []
         for regime in self.regimes:
             requests = [
                 Request(i, prompt, greedy, f"greedy-{i}") for i, prompt in enumerate(self.subject.prompts)
             ]
-            for sequence in self.serve(regime, requests):
-                output = sequence.record.output_tokens
-                if regime.name == OWN:
-                    self.accepted_greedily[sequence.prompt] = sum(r.accepted for r in sequence.rounds)
-                for _, logits in plain.rows(sequence.prompt, [output]):
-                    scores = plain.law(logits, sequence.prompt, output).log()
-                    self.regret.add(np.minimum(regrets(scores.cpu().numpy(), np.array(output)), 1e6))
+            served = self.serve(regime, requests)
+            if regime.name == OWN:
+                self.accepted_greedily = {s.prompt: sum(r.accepted for r in s.rounds) for s in served}
+            found += served
+        # Outputs of different regimes are equal unless something is wrong: each is scored once.
+        texts = list(dict.fromkeys((s.prompt, s.record.output_tokens) for s in found))
+        regret: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray[Any, Any]] = {}
+        for place, logits in plain.along(texts):
+            scores = plain.law(logits, *texts[place]).log().cpu().numpy()
+            regret[texts[place]] = np.minimum(regrets(scores, np.array(texts[place][1])), 1e6)
+        for sequence in found:
+            text = sequence.prompt, sequence.record.output_tokens
+            if text in regret:
+                self.regret.add(regret[text])
 
     # Other checks
 
@@ -664,7 +711,8 @@ class Auditor:
         chosen = parameter_probe.settings(subject.sampling, texts, vocab=subject.engine.runner.vocab)
         self.parameters = parameter_probe.ParameterProbe(subject.level("support"), chosen)
         regimes = [regime for regime in self.regimes if regime.name in (OWN, "good")]
-        each = math.ceil(parameter_probe.TOKENS / (len(regimes) * OUTPUT_TOKENS))
+        each = math.ceil(parameter_probe.TOKENS / (len(regimes) * PROBE_TOKENS))
+        plain = subject.oracle(SamplingParams())
         oracles = [subject.oracle(setting.sampling) for setting in chosen]
         for place, regime in enumerate(regimes):
             # All settings in one batch, row by row another: rows must not borrow from their neighbours.
@@ -672,14 +720,19 @@ class Auditor:
             for number in range(each * len(chosen)):
                 setting = chosen[number % len(chosen)]
                 seed = derived_seed(subject.seed, setting.name, place, number)
-                sampling = replace(setting.sampling, seed=seed, max_new_tokens=OUTPUT_TOKENS)
+                sampling = replace(setting.sampling, seed=seed, max_new_tokens=PROBE_TOKENS)
                 prompt = subject.prompts[(number // len(chosen)) % len(subject.prompts)]
                 requests.append(Request(number, prompt, sampling, f"parameters-{number}"))
-            for sequence in self.serve(regime, requests):
-                which = sequence.number % len(chosen)
-                output = sequence.record.output_tokens
-                for _, logits in oracles[which].rows(sequence.prompt, [output]):
-                    self.parameters.add(chosen[which], sequence.prompt, output, logits, oracles[which])
+            found = self.serve(regime, requests)
+            drawn = [(sequence.prompt, sequence.record.output_tokens) for sequence in found]
+            evidence: dict[int, parameter_probe.Evidence] = {}
+            for index, logits in plain.along(drawn):  # the target's own, whatever they are sampled with
+                which = found[index].number % len(chosen)
+                prompt, output = drawn[index]
+                weighed = self.parameters.weigh(chosen[which], prompt, output, logits, oracles[which])
+                evidence[index] = weighed
+            for index in sorted(evidence):
+                self.parameters.add(evidence[index])
             if self.parameters.alarm:
                 return
 
@@ -702,7 +755,7 @@ class Auditor:
                 if eos is not None:
                     engine.eos_ids = tuple(eos)
                 try:
-                    schedule = Schedule(tuple(requests), concurrency=min(engine.rows, 8))
+                    schedule = Schedule(tuple(requests), concurrency=min(engine.rows, CONTRACT_ROWS))
                     events = list(engine.serve(schedule))
                     drafts.clear()
                     for entry in (r for e in events if isinstance(e, Stepped) for r in e.rounds):
@@ -889,6 +942,11 @@ class Auditor:
         )
 
 
+def together(laws: Sequence[Tensor]) -> Tensor:
+    """Return laws of several sequences as one, without a copy if there is one."""
+    return laws[0] if len(laws) == 1 else torch.cat(list(laws))
+
+
 def _tested(
     rounds: Sequence[RoundRecord], output: Sequence[int], p: Tensor, q: Tensor | None, rule: str
 ) -> Coins:
@@ -961,8 +1019,8 @@ def _without(law: Tensor, token: int) -> Tensor:
     return rest / rest.sum().clamp_min(1e-300)
 
 
-def _claims(rounds: Sequence[RoundRecord], q: Tensor) -> tuple[np.ndarray[Any, Any], list[int], int]:
-    """Return the laws and tokens of the drafts of chains that were tested, in order.
+def _claims(rounds: Sequence[RoundRecord], q: Tensor) -> tuple[list[int], list[int], int]:
+    """Return the rows of q and the tokens of the drafts of chains that were tested, in order.
 
     And how many of them claim another probability than the draft gives along the text. There the draft did
     not read this text (its cache is stale, its vocabulary another): what it drew from is then not known
@@ -980,4 +1038,4 @@ def _claims(rounds: Sequence[RoundRecord], q: Tensor) -> tuple[np.ndarray[Any, A
                 tokens.append(drafted[i])
                 foreign += abs(claimed[i] - float(q[place + i, drafted[i]])) > CLAIM_TOLERANCE
         place += entry.emitted
-    return q[rows].numpy(), tokens, foreign
+    return rows, tokens, foreign

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from specbench.audit.alternatives import FloatArray
@@ -121,6 +122,6 @@ def randomised_pit(p: Tensor, tokens: Tensor, seed: int) -> npt.NDArray[np.float
     """
     places = tokens[:, None]
     mass = p.gather(1, places).squeeze(1)
-    below = p.cumsum(1).gather(1, places).squeeze(1) - mass
+    below = torch.stack([row[:token].sum() for row, token in zip(p, tokens.tolist(), strict=True)])
     shares = np.random.default_rng(derived_seed("pit", seed)).random(len(tokens))
     return np.asarray((below.numpy() + shares * mass.numpy()).clip(0.0, 1.0), dtype=np.float64)

@@ -67,7 +67,9 @@ def load_models(config: RunConfig, dtype: str, progress: Progress) -> Models:
     if registry.parse(config.engine).name == "simulated":
         return Models()
     from specbench import models
+    from specbench.runtime.allocator import keep_freed_memory
 
+    keep_freed_memory()
     progress.stage(f"loading {config.target}")
     target = models.load(models.resolve(config.target), dtype=dtype, device=config.device)
     if config.draft is None:
