@@ -43,7 +43,7 @@ def one_thread() -> Iterator[None]:
 
 def test_a_fault_is_caught_and_can_be_looked_at(tmp_path: Path, capsys: Captured) -> None:
     """Exit code 1, the fault's name, its effect, and the worst position again."""
-    words = "audit --strategy ngram:k=4 --inject accept-all --tokens 2500 --run-id broken --explain --output"
+    words = "audit --strategy ngram:k=4 --inject accept-all --tokens 5000 --run-id broken --explain --output"
     assert main([*words.split(), str(tmp_path)]) == 1
     shown = capsys.readouterr().out
     assert "fault 'accept-all' was injected" in shown

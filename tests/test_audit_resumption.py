@@ -21,7 +21,7 @@ from specbench.errors import UsageError
 from specbench.records import derived_seed
 from tests.test_audit_command import Silent
 
-TOKENS, BATCH = 1_200, 8
+TOKENS, BATCH = 2_400, 8
 CONTROLS = (Control("accept-all", True, True), Control("A/A", False, False))
 
 
