@@ -381,7 +381,7 @@ class Auditor:
                 each = math.ceil(missing / (len(self.regimes) * OUTPUT_TOKENS * USUAL_SHARE))
                 self.each = min(self.subject.batch, max(FEWEST, each))
             before = self.e_process.tokens
-            self._batch(self.regimes[turn])
+            self.draw_from(self.regimes[turn])
             self.turn += 1
             self.progress(self.e_process.tokens - before)
             save(self.state)
@@ -444,7 +444,7 @@ class Auditor:
         mixtures = (self.acceptance.mixture, self.proposals.mixture, self.collisions.mixture)
         return self.unsupported > 0 or any(mixture.alarm for mixture in mixtures)
 
-    def _batch(self, regime: Regime) -> None:
+    def draw_from(self, regime: Regime) -> None:
         """Decode and judge the next sequences of a regime."""
         num = self.each
         first = self.numbers[regime.name]
