@@ -70,7 +70,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Refuse values that have no meaning, naming the one that is wrong."""
         checks = (
-            (self.temperature >= 0, "temperature", "0 or more"),
+            (0 <= self.temperature < math.inf, "temperature", "0 or more, finite"),
             (self.top_k >= 0, "top_k", "0 (off) or more"),
             (0 < self.top_p <= 1, "top_p", "above 0 and at most 1"),
             (0 <= self.min_p <= 1, "min_p", "between 0 and 1"),

@@ -352,6 +352,7 @@ def assert_refused(capsys: Captured, code: int, *words: str) -> None:
         (["--load", "c=1", "--load", "rate=fast"], ["expected a number"]),
         (["--load", "poisson=0.7"], ["no closed load is run", "c=8"]),
         (["--temperature", "-0.5"], ["temperature is negative"]),
+        (["--temperature", "nan"], ["temperature is negative or no number"]),
         (["--output", "one.jsonl"], ["cannot write to one.jsonl"]),
         (["--output", "one.jsonl/inside"], ["cannot write to one.jsonl/inside"]),
         (["--inject", "accept-al"], ["no fault 'accept-al'", "did you mean 'accept-all'"]),

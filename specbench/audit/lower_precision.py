@@ -34,7 +34,7 @@ from specbench.audit.contracts import ContractResult
 from specbench.audit.contracts import component as contracts_component
 from specbench.audit.draft_laws import DraftLaw, SyntheticLaw
 from specbench.audit.e_process import FEWEST_SEQUENCES, MarginProcess
-from specbench.audit.greedy_regret import FEWEST_TOKENS, GreedyRegret, Tolerance, regrets, tolerance
+from specbench.audit.greedy_regret import FEWEST_TOKENS, GreedyRegret, Tolerance, tolerance
 from specbench.audit.numerical_floor import MARGIN_FACTOR, Floor, FloorMeter, Text, spread, upcast
 from specbench.audit.paired import CALIBRATION_PAIRS, Paired
 from specbench.audit.reference import Oracle
@@ -282,7 +282,9 @@ class _Auditor:
         for decoder, own, stream in ((self.on, regime, 0), (self.off, self.off.regimes[0], OFF_STREAMS)):
             requests = [self._request(number, stream) for number in numbers]
             requests.sort(key=lambda request: request.id % len(self.subject.prompts))
-            found.append({served.number: served for served in decoder.serve(own, requests)})
+            served_now = decoder.serve(own, requests)
+            own.count(entry for served in served_now for entry in served.rounds)
+            found.append({served.number: served for served in served_now})
         both = sorted(found[0].keys() & found[1].keys())
         scored = [self._scored([served[number] for number in both], law) for served in found]
         for arm, is_on in zip(scored, (True, False), strict=True):
@@ -361,13 +363,10 @@ class _Auditor:
         """Decode every prompt at temperature 0 in every regime, and compare the logits."""
         greedy = replace(self.subject.sampling, temperature=0.0, max_new_tokens=session.GREEDY_TOKENS)
         plain = self.instrument.oracle(replace(greedy, temperature=1.0))
-        for regime in self.on.regimes:
-            requests = [Request(i, p, greedy, f"greedy-{i}") for i, p in enumerate(self.subject.prompts)]
-            for served in self.on.serve(regime, requests):
-                output = served.record.output_tokens
-                for _, logits in plain.rows(served.prompt, [output]):
-                    scores = plain.law(logits, served.prompt, output).log().cpu().numpy()
-                    self.regret.add(np.minimum(regrets(scores, np.array(output)), 1e6))
+        requests = [Request(i, p, greedy, f"greedy-{i}") for i, p in enumerate(self.subject.prompts)]
+        found = [served for regime in self.on.regimes for served in self.on.serve(regime, requests)]
+        for values in session.greedy_regrets(plain, found):
+            self.regret.add(values)
 
     # Other checks
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -84,6 +84,8 @@ CLAIM_TOLERANCE = 1e-3
 LOGPROBS_LISTED = 3
 LOGPROBS_UNDER: Mapping[str, Any] = {"temperature": 0.7, "frequency_penalty": 0.5}
 """Log-probabilities are asked for a second time under these, so that raw and processed ones differ."""
+LARGEST_REGRET = 1e6
+"""Stands for infinity, of a token that cannot be."""
 FLOAT32_REGRET = 1e-3
 """Two float32 forwards of one model differ by some 1e-5 in a logit; a regret above this is none of that."""
 
@@ -166,6 +168,13 @@ class Regime:
     drafted: int = 0
     accepted: int = 0
     rejected: int = 0
+
+    def count(self, rounds: Iterable[RoundRecord]) -> None:
+        """Count the rounds of sequences that are judged; other checks draw in other ways."""
+        for entry in rounds:
+            self.drafted += entry.drafted
+            self.accepted += entry.accepted
+            self.rejected += entry.rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,6 +470,7 @@ class Auditor:
         requests.sort(key=lambda request: request.id % len(self.subject.prompts))
         began = time.perf_counter()
         found = self.serve(regime, requests)
+        regime.count(entry for sequence in found for entry in sequence.rounds)
         drawn = time.perf_counter()
         self.decoding_s += drawn - began
         scored, plan = self._scored(regime, found)
@@ -490,10 +500,6 @@ class Auditor:
                     rounds[entry.request].append(entry)
         self._hold_to_identities(steps, rounds, records)
         self.lost += sum(r.id not in records or records[r.id].error is not None for r in requests)
-        for entries in rounds.values():
-            regime.drafted += sum(entry.drafted for entry in entries)
-            regime.accepted += sum(entry.accepted for entry in entries)
-            regime.rejected += sum(entry.rejected for entry in entries)
         return [
             Served(request.id, request.prompt, records[request.id], tuple(rounds[request.id]))
             for request in sorted(requests, key=lambda r: r.id)
@@ -663,16 +669,8 @@ class Auditor:
             if regime.name == OWN:
                 self.accepted_greedily = {s.prompt: sum(r.accepted for r in s.rounds) for s in served}
             found += served
-        # Outputs of different regimes are equal unless something is wrong: each is scored once.
-        texts = list(dict.fromkeys((s.prompt, s.record.output_tokens) for s in found))
-        regret: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray[Any, Any]] = {}
-        for place, logits in plain.along(texts):
-            scores = plain.law(logits, *texts[place]).log().cpu().numpy()
-            regret[texts[place]] = np.minimum(regrets(scores, np.array(texts[place][1])), 1e6)
-        for sequence in found:
-            text = sequence.prompt, sequence.record.output_tokens
-            if text in regret:
-                self.regret.add(regret[text])
+        for values in greedy_regrets(plain, found):
+            self.regret.add(values)
 
     # Other checks
 
@@ -940,6 +938,24 @@ class Auditor:
             log_factor=regime.worst.log_factor,
             alternative=regime.best_alternative,
         )
+
+
+def greedy_regrets(plain: Oracle, found: Sequence[Served]) -> list[np.ndarray[Any, Any]]:
+    """Return the regrets of the tokens of outputs at temperature 0, in order; none of an empty output.
+
+    Outputs of different regimes are equal unless something is wrong, so each is scored once.
+
+    Args:
+        plain: The reference of the sampling at temperature 1.
+        found: What was emitted.
+    """
+    texts = list(dict.fromkeys((served.prompt, served.record.output_tokens) for served in found))
+    values: dict[tuple[tuple[int, ...], tuple[int, ...]], np.ndarray[Any, Any]] = {}
+    for place, logits in plain.along(texts):
+        scores = plain.law(logits, *texts[place]).log().cpu().numpy()
+        values[texts[place]] = np.minimum(regrets(scores, np.array(texts[place][1])), LARGEST_REGRET)
+    every = ((served.prompt, served.record.output_tokens) for served in found)
+    return [values[text] for text in every if text in values]
 
 
 def together(laws: Sequence[Tensor]) -> Tensor:

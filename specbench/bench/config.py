@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -105,9 +106,10 @@ class RunConfig:
             registry.options("strategy", registry.parse(text.partition("#")[0]))
         if self.inject is not None:
             registry.module("fault", self.inject)
-        if self.temperatures is not None and any(t < 0 for t in self.temperatures):
+        if self.temperatures is not None and not all(0 <= t < math.inf for t in self.temperatures):
             raise UsageError(
-                "a temperature is negative; expected 0 or more", hint="0 is greedy, 1 the model's own law"
+                "a temperature is negative or no number; expected 0 or more",
+                hint="0 is greedy, 1 the model's own law",
             )
 
     @property
