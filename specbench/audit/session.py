@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specbench.audit import continuations, contracts, logprob_check, parameter_probe, record_checks, regimes
 from specbench.audit.acceptance import BlockAcceptance, TokenAcceptance, block_expectation
-from specbench.audit.alternatives import Plan, Scores
+from specbench.audit.alternatives import Alternatives, Plan, Scores
 from specbench.audit.budget import RUN_ALPHA, Budget, Conclusion, Control, Speculation, alpha_for, combine
 from specbench.audit.collisions import Collisions
 from specbench.audit.draft_laws import DraftLaw, SyntheticLaw, own_law
@@ -539,24 +539,22 @@ class Auditor:
         scored: dict[int, _Scored] = {}
         pending: list[_Laws] = []
         planned: list[tuple[Tensor, Tensor | None]] = []
+        plan = alternatives.empty_plan()
         rows = 0
         for place, logits in self.oracle.along(texts):
             p = self.oracle.law(logits, *texts[place]).cpu()
             q = None if regime.law is None else regime.law.laws(*texts[place], logits, p).cpu()
             pending.append((place, p, q))
-            for row in range(-rows % every, len(p), every):
-                planned.append((p[row].clone(), None if q is None else q[row].clone()))
+            first = -rows % every
+            planned.append((p[first::every].clone(), None if q is None else q[first::every].clone()))
             rows += len(p)
             if sum(law.numel() for _, law, _ in pending) >= SCORED_VALUES:
                 scored |= self._score(regime, found, pending)
                 pending = []
+            if sum(law.numel() for law, _ in planned) >= SCORED_VALUES:
+                plan, planned = plan + _planned(alternatives, planned), []
         scored |= self._score(regime, found, pending)
-        if not planned:
-            return scored, alternatives.empty_plan()
-        drafts = [q for _, q in planned if q is not None]
-        return scored, alternatives.plan(
-            torch.stack([p for p, _ in planned]), torch.stack(drafts) if drafts else None
-        )
+        return scored, plan + _planned(alternatives, planned)
 
     def _score(self, regime: Regime, found: Sequence[Served], pending: Sequence[_Laws]) -> dict[int, _Scored]:
         """Score some sequences, given their laws, in one go; return what is kept of each, by place."""
@@ -956,6 +954,14 @@ def greedy_regrets(plain: Oracle, found: Sequence[Served]) -> list[np.ndarray[An
         values[texts[place]] = np.minimum(regrets(scores, np.array(texts[place][1])), LARGEST_REGRET)
     every = ((served.prompt, served.record.output_tokens) for served in found)
     return [values[text] for text in every if text in values]
+
+
+def _planned(alternatives: Alternatives, contexts: Sequence[tuple[Tensor, Tensor | None]]) -> Plan:
+    """Return what contexts could have shown, together: one at a time they take far longer."""
+    if not contexts:
+        return alternatives.empty_plan()
+    drafts = [q for _, q in contexts if q is not None]
+    return alternatives.plan(torch.cat([p for p, _ in contexts]), torch.cat(drafts) if drafts else None)
 
 
 def together(laws: Sequence[Tensor]) -> Tensor:
