@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from specbench.audit.lumping import BLOCK_VALUES
 from specbench.audit.reference import Oracle
 from specbench.audit.regimes import draft_logits
 from specbench.decoding.processing import SamplingTensors
@@ -44,9 +45,14 @@ class SyntheticLaw:
 
     def laws(self, prompt: Sequence[int], output: Sequence[int], target_logits: Tensor, p: Tensor) -> Tensor:
         """Return q; see `DraftLaw`."""
-        del p
         places = len(prompt) + torch.arange(len(output), device=target_logits.device)
-        return self.oracle.law(draft_logits(target_logits, places, self.scale), prompt, output)
+        q = torch.empty_like(p, device=target_logits.device)
+        step = max(1, BLOCK_VALUES // p.shape[-1])
+        for start in range(0, len(q), step):
+            rows = slice(start, start + step)
+            noisy = draft_logits(target_logits[rows], places[rows], self.scale)
+            q[rows] = self.oracle.law(noisy, prompt, output, start=start)
+        return q
 
 
 class ModelLaw:
