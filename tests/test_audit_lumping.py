@@ -63,6 +63,17 @@ def test_every_factor_is_a_fair_bet_under_the_null(top_k: int) -> None:
     assert np.array_equal(scores.supported, weights > 0)
 
 
+def test_shifts_are_the_expectation_of_witnesses_under_another_law() -> None:
+    p, q = laws(1, 15)
+    other = (0.9 * p + 0.1 * q).sqrt()
+    other = other / other.sum(-1, keepdim=True)
+    alternatives = Alternatives(has_draft=True)
+    witness = alternatives.score(p.expand(VOCAB, -1), torch.arange(VOCAB), q.expand(VOCAB, -1)).witness
+    found = alternatives.shifts(p, q, [other])[0, 0]
+    assert np.abs(found).max() > 0.01
+    assert found == pytest.approx(other[0].numpy() @ witness, abs=1e-12)
+
+
 def test_evidence_is_nearly_what_all_ids_would_give(monkeypatch: pytest.MonkeyPatch) -> None:
     p, q = laws(400, 4)
     alternatives = Alternatives(has_draft=True)
