@@ -50,7 +50,7 @@ def judged(bench: Bench, alter: session.Alter, seed: int) -> BlockAcceptance:
         bench.subject(Job(cases([SPEC])[0], seed)), SPEC, alter, lambda _: None, regimes=("own",)
     )
     for _ in range(BATCHES):
-        auditor._batch(auditor.regimes[0])
+        auditor.draw_from(auditor.regimes[0])
     torch.set_num_threads(threads)
     assert isinstance(auditor.acceptance, BlockAcceptance)
     assert auditor.acceptance.mixture.steps == session.BLOCK_ROUNDS
