@@ -29,7 +29,7 @@ from specbench.audit.lossless_result import GreedyFindings, LosslessResult
 from specbench.audit.plain_sampling import PlainSampler
 from specbench.audit.recollection import Recollection
 from specbench.audit.reference import Oracle
-from specbench.audit.session import FLOAT32_REGRET, PLAN_LEAST, PLAN_VOCAB
+from specbench.audit.session import FLOAT32_REGRET, LARGEST_REGRET, PLAN_LEAST, PLAN_VOCAB
 from specbench.audit.support import Margin, zones_of_emitted
 from specbench.audit.verdicts import ComponentResult, EffectRecord
 from specbench.errors import UsageError
@@ -305,7 +305,7 @@ class Greedy:
         for prompt, output in zip(prompts, outputs, strict=True):
             logits = next(self.oracle.rows(prompt, [output]))[1]
             scores = self.oracle.law(logits, prompt, output).log().cpu().numpy()
-            self.regret.add(np.minimum(regrets(scores, np.array(output)), 1e6))
+            self.regret.add(np.minimum(regrets(scores, np.array(output)), LARGEST_REGRET))
             self._compare(output, scores)
             self.sequences += 1
 

@@ -18,7 +18,7 @@ def keep_freed_memory() -> bool:
     """Let the process keep freed memory for its next tensors; return whether this C library can.
 
     By default glibc gives large blocks back at once, and every tensor of a few MB then begins with a page
-    fault for each of its pages. On a small model that is a fifth of a step, and it comes and goes with what
+    fault for each of its pages. On a small model that is a seventh of a step, and it comes and goes with what
     was allocated before. It is a setting of the whole process, so commands choose it, not functions that
     others call from theirs.
     """
